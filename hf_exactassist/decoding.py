@@ -1,0 +1,276 @@
+"""The round loop: propose, score, judge, commit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+
+from .drafters.base import Drafter, DraftingContext
+from .errors import UnsupportedArgument
+from .models import admission, compat
+from .models.runner import RowRunner
+from .output import AssistedDecoderOnlyOutput, StepRecorder
+from .randomness import ACCEPT, TERMINAL, Noise, draw_seed
+from .records import Commit, Draft, Uniforms, Verdict
+from .schedules import DraftSchedule
+from .state.caller_cache import CallerCache
+from .state.cache import RowStates
+from .state.processors import ProcessorPipeline
+from .state.rows import Rows
+from .state.stopping import StoppingRules
+from .telemetry import AssistStats
+from .verification.coupling import verify_sampled
+from .verification.greedy import verify_greedy
+
+
+class AssistedDecoding:
+    """A decoding loop for `model.generate(..., custom_generate=AssistedDecoding(...))`.
+
+    [`~hf_exactassist.generate`] is the usual door: Transformers drops `streamer`, `tokenizer` and `assistant_model` for
+    callables, so they must be given here instead.
+
+    Args:
+        drafter (`Drafter`): proposes tokens.
+        schedule (`DraftSchedule`): how many.
+        streamer (`BaseStreamer`, *optional*): gets every published token once. `generate` gives it the prompt.
+        seed (`int`, *optional*): fixes what the call draws. Without, one number is taken from `generator`.
+        generator (`torch.Generator`, *optional*): torch's global generator by default.
+        row_ids (`Sequence[int]`, *optional*): identity of each row for its random numbers; its index by default.
+        keep_cache (`bool`): fill the caller's cache even if no output object is returned.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        schedule: DraftSchedule,
+        *,
+        streamer: Any = None,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        row_ids: Any = None,
+        keep_cache: bool = False,
+    ) -> None:
+        self.drafter, self.schedule, self.streamer = drafter, schedule, streamer
+        self.seed, self.generator, self.row_ids, self.keep_cache = seed, generator, row_ids, keep_cache
+        self.called = False
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.LongTensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        **model_kwargs: Any,
+    ) -> AssistedDecoderOnlyOutput | torch.LongTensor:
+        """Called by `generate` with everything prepared; returns what `generate` returns.
+
+        Raises:
+            ExactAssistError: the call cannot be kept exact; before the first token.
+            RuntimeError: the target's scores leave no token to choose, as plain `generate` would find too.
+        """
+        self.called = True
+        try:
+            admission.require(model, "target")
+            admission.check_decoding_mode(generation_config)
+            admission.check_model_arguments(model_kwargs)
+            if synced_gpus:
+                raise UnsupportedArgument("`synced_gpus` is not supported with an assistant: rows end at different times.")
+            call = _Call(self, model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+            try:
+                return call.run()
+            except BaseException:
+                call.caller_cache.restore()
+                raise
+        finally:
+            if self.streamer is not None:
+                self.streamer.end()
+
+
+class _Call:
+    """The state of one call, and the verbs of the loop."""
+
+    def __init__(
+        self,
+        decoding: AssistedDecoding,
+        model: PreTrainedModel,
+        input_ids: torch.LongTensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+    ) -> None:
+        self.generation_config, self.model_kwargs = generation_config, model_kwargs
+        self.drafter, self.schedule, self.streamer = decoding.drafter, decoding.schedule, decoding.streamer
+        self.rules = StoppingRules(stopping_criteria)
+        pad = generation_config._pad_token_tensor
+        self.rows = Rows(
+            input_ids,
+            model_kwargs.get("attention_mask"),
+            self.rules.max_length,
+            0 if pad is None else int(pad),
+            stop_alone=self.rules.pads_finished_rows,
+        )
+        cache = model_kwargs.get(compat.CACHE_ARGUMENT)
+        if cache is None:
+            # `use_cache=False`: block scoring needs one all the same, and nobody sees it
+            cache = model_kwargs[compat.CACHE_ARGUMENT] = DynamicCache(config=compat.text_config(model))
+            self.returns_cache = False
+        else:
+            user_defined = getattr(cache, "_is_user_defined", False) or decoding.keep_cache
+            self.returns_cache = bool(generation_config.return_dict_in_generate or user_defined)
+        self.caller_cache = CallerCache(cache)
+        self.target = RowRunner(model)
+        self.recorder = StepRecorder(generation_config, self.rows, [layer.window for layer in self.target.cache.layers])
+        self.processors = ProcessorPipeline(logits_processor, input_ids, compat.head_size(model))
+        self.noise = None
+        if generation_config.do_sample:
+            seed = draw_seed(decoding.generator) if decoding.seed is None else decoding.seed
+            self.noise = Noise(seed, range(self.rows.batch) if decoding.row_ids is None else decoding.row_ids)
+        self.schedule.start()
+        self.drafter.start(
+            DraftingContext(
+                self.rows, self.processors, compat.head_size(model), self.rules.eos_token_ids, self.noise
+            )
+        )
+        self.stats = AssistStats()
+        self.finished: dict[int, RowStates] = {}
+        self.streamed = self.rows.prompt_length
+
+    def run(self) -> AssistedDecoderOnlyOutput | torch.LongTensor:
+        """The loop. The prefill is a round without drafts: its logits score the first token."""
+        draft = Draft.empty(self.rows.batch, self.rows.ids.device)
+        outputs = self.prefill()
+        while True:
+            logits, scores = self.process(outputs, draft)
+            verdict = self.judge(scores, draft)
+            commit = self.stage(draft, verdict, logits, scores, outputs)
+            self.publish(commit)
+            if not self.rows.active:
+                return self.finish()
+            draft = self.propose()
+            outputs = self.score(draft)
+
+    def prefill(self) -> Any:
+        """Reads the prompts as plain `generate` does."""
+        outputs = self.target.prefill(self.rows.ids[:, : self.rows.prompt_length], self.generation_config, self.model_kwargs)
+        self.slots = self.recorder.slots_after_prefill = self.target.cache.lengths[0]
+        outputs.logits = outputs.logits[:, -1:]
+        return outputs
+
+    def propose(self) -> Draft:
+        """Drafts as many tokens as the schedule wants and the budget leaves besides the terminal token."""
+        lengths = [
+            max(min(self.schedule.length(row), budget - 1), 0)
+            for row, budget in zip(self.rows.active, self.rows.budgets(), strict=True)
+        ]
+        draft = self.drafter.propose(lengths)
+        width = draft.width
+        tokens, probs = draft.tokens[:, :width].to(self.rows.ids.device), draft.probs
+        return Draft(tokens, draft.lengths, None if probs is None else probs[:, :width].to(tokens.device))
+
+    def score(self, draft: Draft) -> Any:
+        """One target forward over the frontier token and the drafts of every row."""
+        rows = self.rows
+        frontier = rows.ids[rows.active, [length - 1 for length in rows.active_lengths()]]
+        block = torch.cat([frontier[:, None], draft.tokens], dim=1)
+        counts = [length + 1 for length in draft.lengths]
+        return self.target.forward(block, self.target.cache.lengths, counts)
+
+    def process(self, outputs: Any, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and processed scores, `(A, K + 1, V)`, of every position that has a prefix."""
+        rows, ids = self.rows, self.rows.ids
+        logits = outputs.logits.to(ids.device, torch.float32)
+        places = [(i, j) for i, length in enumerate(draft.lengths) for j in range(length + 1)]
+        at = ([i for i, _ in places], [j for _, j in places])
+        lengths = [rows.lengths[rows.active[i]] + j for i, j in places]
+        processed = self.processors.process(logits[at], [rows.active[i] for i in at[0]], lengths, ids)
+        scores = torch.zeros_like(logits)
+        scores[at] = processed
+        return logits, scores
+
+    def judge(self, scores: torch.Tensor, draft: Draft) -> Verdict:
+        """Accepts a prefix of each draft and chooses the token after it."""
+        if self.noise is None:
+            return verify_greedy(scores, draft)
+        active, positions, width = self.rows.active, self.rows.positions(), draft.width
+        accept = self.noise.block(ACCEPT, active, positions, width)
+        terminal = self.noise.block(TERMINAL, active, positions, width + 1)
+        return verify_sampled(scores, draft, Uniforms(accept.to(scores.device), terminal.to(scores.device)))
+
+    def stage(
+        self, draft: Draft, verdict: Verdict, logits: torch.Tensor, scores: torch.Tensor, outputs: Any
+    ) -> Commit:
+        """The round as it will be published: cut at the first stop of each row, before anything is visible."""
+        table = torch.cat([draft.tokens, verdict.terminal[:, None], verdict.accepted[:, None]], dim=1).tolist()
+        accepted = tuple(row[-1] for row in table)
+        tokens = [[*row[:count], row[-2]] for row, count in zip(table, accepted, strict=True)]
+        if max(row[-1] for row in tokens) >= scores.shape[-1]:
+            raise RuntimeError(
+                "The target's processed scores hold NaN or leave no token to choose. Check the model's weights and dtype and "
+                "the logits processors; plain `generate` fails on them too."
+            )
+        self.rows.lay_out(tokens)
+        self.recorder.record(logits, scores, outputs, [len(row) for row in tokens])
+        kept, stops = self.rules.cut(self.rows, tokens, self.recorder.criteria_scores)
+        return Commit(tuple(self.rows.active), draft.lengths, accepted, kept, stops)
+
+    def publish(self, commit: Commit) -> None:
+        """Makes the round visible and lets drafter, schedule, counters and streamer learn of it."""
+        rows = self.rows
+        going = rows.publish(commit)
+        # every published token but the last has a K/V row now
+        self.target.cache.lengths = [self.slots + rows.lengths[row] - rows.prompt_length - 1 for row in commit.rows]
+        self.drafter.observe(commit)
+        for row, drafted, accepted in zip(commit.rows, commit.drafted, commit.accepted, strict=True):
+            self.schedule.observe(row, drafted, accepted)
+        self.stats.record(commit)
+        if len(going) < len(commit.rows) and (going or self.finished):
+            self.retire(commit, going)
+        self.stream()
+
+    def retire(self, commit: Commit, going: list[int]) -> None:
+        """Takes finished rows out of the batch; their states are kept if the caller gets a cache."""
+        if self.returns_cache:
+            for i, row in enumerate(commit.rows):
+                if i not in going:
+                    self.finished[row] = self.target.cache.take_row(i)
+        if going:
+            self.target.keep_rows(going)
+            self.drafter.keep_rows(going)
+
+    def stream(self) -> None:
+        """Gives the streamer the columns that are complete, one token per row at a time as plain `generate` does."""
+        end = self.rows.complete_columns()
+        if self.streamer is not None:
+            for column in range(self.streamed, end):
+                self.streamer.put(self.rows.ids[:, column].cpu())
+        self.streamed = end
+
+    def finish(self) -> AssistedDecoderOnlyOutput | torch.LongTensor:
+        """The result, with the caller's cache holding all of it but the last column."""
+        cache = self.hand_over_cache() if self.returns_cache else None
+        self.stats.target_forwards, self.stats.draft_forwards = self.target.forwards, self.drafter.forwards
+        if self.generation_config.return_dict_in_generate:
+            return self.recorder.finish(cache, self.stats)
+        return self.rows.sequences()
+
+    def hand_over_cache(self) -> DynamicCache:
+        """Plain `generate` reads padding for finished rows; so that the caches agree, what is missing is read here."""
+        rows, cache = self.rows, self.target.cache
+        if self.finished:
+            self.target.regroup([self.finished[row] for row in range(rows.batch)])
+        shift = self.slots - rows.prompt_length
+        end = rows.complete_columns() - 1
+        starts = [min(length - shift, end) for length in cache.lengths]
+        width = end - min(starts)
+        if width > 0:
+            block = rows.ids.new_full((rows.batch, width), rows.pad_token_id)
+            for row, start in enumerate(starts):
+                block[row, : end - start] = rows.ids[row, start:end]
+            self.target.forward(block, [start + shift for start in starts], [end - start for start in starts], keep=1)
+        return self.caller_cache.fill(cache, end + shift)

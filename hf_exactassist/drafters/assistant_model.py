@@ -1,0 +1,186 @@
+"""A smaller model with the same token map drafts token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from ..models.compat import forward_parameters
+from ..models.runner import RowRunner
+from ..randomness import DRAFT
+from ..records import Commit, Draft
+from ..verification.distributions import inverse_cdf, probabilities
+from .base import Drafter, DraftingContext
+from .warpers import with_own_warpers
+
+
+class AssistantModelDrafter(Drafter):
+    """Drafts with an assistant model over its own row-addressed cache.
+
+    Where the call samples, tokens are drawn from the assistant's processed distribution, which goes along as `Draft.probs`;
+    greedy calls get the assistant's arg-max as point masses.
+
+    Args:
+        model (`PreTrainedModel`): an admitted model; it is not changed.
+        shared_tokens (`torch.BoolTensor` of shape `(V,)`): target tokens that mean the same to the assistant; others are
+            never drafted, and are read by the assistant as token `unknown_token`.
+        unknown_token (`int`): any token of the assistant's vocabulary.
+        warper_settings (`dict[str, Any]`, *optional*): sampling settings that replace the target's, by argument name.
+        confidence_threshold (`float`): stop a draft after a token of lower probability; 0 never stops.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        shared_tokens: torch.Tensor,
+        unknown_token: int = 0,
+        warper_settings: dict[str, Any] | None = None,
+        confidence_threshold: float = 0.0,
+    ) -> None:
+        self.model = model
+        self._keeps_logits = "logits_to_keep" in forward_parameters(model)
+        self.shared_tokens = shared_tokens
+        self.unknown_token = unknown_token
+        self.warper_settings = warper_settings or {}
+        self.confidence_threshold = confidence_threshold
+
+    def start(self, context: DraftingContext) -> None:
+        """See [`Drafter.start`]. The assistant reads the prompt with its first draft."""
+        super().start(context)
+        self.forwards = 0
+        self._runner: RowRunner | None = None
+        # columns of each active row that are surely published tokens in the assistant's cache
+        self._confirmed = [0] * context.rows.batch
+        self._processors = context.processors
+        if self.warper_settings and context.noise is not None:
+            own = with_own_warpers(context.processors.processors, self.warper_settings)
+            self._processors = context.processors.with_list(own)
+
+    @torch.no_grad()
+    def propose(self, lengths: Sequence[int]) -> Draft:
+        """See [`Drafter.propose`]."""
+        rows, width = self.context.rows, max(lengths, default=0)
+        if width <= 0:
+            return Draft.empty(len(lengths), rows.ids.device)
+        ends, noise = rows.active_lengths(), self.context.noise
+        uniforms = None if noise is None else noise.block(DRAFT, rows.active, rows.positions(), width)
+        logits = self._read_published()
+        tokens, laws, last = [], [], []
+        for i in range(width):
+            scores = self._score(logits, [end + i for end in ends])
+            law = probabilities(scores) if uniforms is not None or self.confidence_threshold else None
+            if uniforms is None:
+                token = scores.argmax(dim=-1)
+            else:
+                token = inverse_cdf(law, uniforms[:, i].to(law.device)).clamp_max(scores.shape[-1] - 1)
+            rows.write_scratch(i, token)
+            tokens.append(token)
+            laws.append(law)
+            last.append(self._ends_draft(token, law))
+            if self.confidence_threshold and bool(torch.stack(last).any(dim=0).all()):
+                break
+            if i + 1 < width:
+                # rows that want fewer tokens come along as filler
+                counts = [wanted - 1 - i for wanted in lengths]
+                logits = self._forward(token[:, None], [end + i for end in ends], counts)
+        self._fed = [max(min(wanted, len(tokens)) - 1, 0) for wanted in lengths]
+        probs = None if uniforms is None else torch.stack(laws, dim=1)
+        stacked = torch.stack(tokens, dim=1)
+        return Draft(stacked, self._lengths(stacked, probs, torch.stack(last, dim=1), lengths), probs)
+
+    def _score(self, logits: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """The assistant's processed scores over the target's event space; unshared tokens are out of reach."""
+        rows, vocabulary = self.context.rows, self.context.vocabulary
+        logits = logits[:, -1].to(rows.ids.device, torch.promote_types(logits.dtype, torch.float32))
+        scores = logits[:, :vocabulary]
+        if scores.shape[1] < vocabulary:
+            missing = scores.new_full((scores.shape[0], vocabulary - scores.shape[1]), -torch.inf)
+            scores = torch.cat([scores, missing], dim=1)
+        unshared = ~self.shared_tokens.to(scores.device)
+        scores = self._processors.process(scores.masked_fill(unshared, -torch.inf), rows.active, lengths, rows.ids)
+        # once more: a processor may raise what was out of reach
+        return scores.masked_fill(unshared, -torch.inf)
+
+    def _ends_draft(self, token: torch.Tensor, law: torch.Tensor | None) -> torch.Tensor:
+        """Rows that draft nothing after this token: it ends the row, or the assistant is unsure."""
+        eos = torch.tensor(sorted(self.context.eos_token_ids), device=token.device, dtype=torch.long)
+        ends = torch.isin(token, eos)
+        if self.confidence_threshold:
+            ends |= law.gather(1, token[:, None]).squeeze(1) < self.confidence_threshold
+        return ends
+
+    def _lengths(
+        self, tokens: torch.Tensor, probs: torch.Tensor | None, last: torch.Tensor, wanted: Sequence[int]
+    ) -> tuple[int, ...]:
+        """Draft length of each row: what was wanted, up to the first ending token, and nothing without a law."""
+        column = torch.arange(tokens.shape[1], device=tokens.device)
+        usable = last.long().cumsum(dim=1) - last.long() == 0
+        if probs is not None:
+            # processors can leave no shared token; such a place has no law to draw from
+            usable &= (probs.sum(dim=-1) > 0).long().cumprod(dim=1) > 0
+        usable &= column < torch.tensor(wanted, device=tokens.device)[:, None]
+        return tuple(usable.sum(dim=1).tolist())
+
+    def _read_published(self) -> torch.Tensor:
+        """Lets the assistant read every published token it has not read; logits of shape `(B, 1, V)` after the last."""
+        rows = self.context.rows
+        ends = rows.active_lengths()
+        if self._runner is None:
+            logits = self._read_first(min(ends))
+            if min(ends) == max(ends):
+                return logits
+        counts = [end - read for end, read in zip(ends, self._confirmed, strict=True)]
+        width = max(counts)
+        block = torch.zeros(len(ends), width, dtype=torch.long, device=rows.ids.device)
+        for i, (row, end, count) in enumerate(zip(rows.active, ends, counts, strict=True)):
+            block[i, width - count :] = rows.ids[row, end - count : end]
+        logits = self._forward(block, self._confirmed, counts, right=True)
+        self._confirmed = ends
+        return logits
+
+    def _read_first(self, columns: int) -> torch.Tensor:
+        """Starts the assistant's cache on the first `columns` columns."""
+        rows = self.context.rows
+        ids = rows.ids[rows.active, :columns]
+        kwargs = {"use_cache": True, **({"logits_to_keep": 1} if self._keeps_logits else {})}
+        if rows.prompt_mask is not None and rows.prompt_mask.shape[1] == rows.prompt_length:
+            mask = torch.ones_like(ids)
+            mask[:, : rows.prompt_length] = rows.prompt_mask[rows.active]
+            kwargs["attention_mask"], kwargs["position_ids"] = mask, (mask.cumsum(dim=1) - 1).clamp_min(0)
+        self._runner = RowRunner(self.model)
+        logits = self._runner.prefill(self._readable(ids), GenerationConfig(), kwargs).logits[:, -1:]
+        self.forwards += 1
+        self._confirmed = [columns] * len(rows.active)
+        return logits
+
+    def _forward(
+        self, tokens: torch.Tensor, starts: Sequence[int], counts: Sequence[int], right: bool = False
+    ) -> torch.Tensor:
+        self.forwards += 1
+        return self._runner.forward(self._readable(tokens), starts, counts, right=right, keep=1).logits
+
+    def _readable(self, ids: torch.Tensor) -> torch.Tensor:
+        """Tokens as the assistant may read them: unshared ones become `unknown_token`."""
+        shared = self.shared_tokens.to(ids.device)
+        known = (ids < len(shared)) & shared[ids.clamp_max(len(shared) - 1)]
+        return torch.where(known, ids, torch.full_like(ids, self.unknown_token))
+
+    def observe(self, commit: Commit) -> None:
+        """See [`Drafter.observe`]. Accepted drafts the assistant has read need no second reading."""
+        if self._runner is None or not any(commit.drafted):
+            return
+        self._confirmed = [
+            read + min(accepted, fed, len(tokens))
+            for read, accepted, fed, tokens in zip(
+                self._confirmed, commit.accepted, self._fed, commit.tokens, strict=True
+            )
+        ]
+
+    def keep_rows(self, indices: Sequence[int]) -> None:
+        """See [`Drafter.keep_rows`]."""
+        self._confirmed = [self._confirmed[i] for i in indices]
+        if self._runner is not None:
+            self._runner.keep_rows(indices)

@@ -1,0 +1,129 @@
+"""What every drafter promises."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers.generation import CandidateGenerator
+
+from ..randomness import Noise, draw_seed
+from ..records import Commit, Draft
+from ..state.processors import ProcessorPipeline
+from ..state.rows import Rows
+
+
+@dataclass(frozen=True)
+class DraftingContext:
+    """What a drafter may know about a call.
+
+    Attributes:
+        rows (`Rows`): the published tokens; drafts may be laid into the scratch columns.
+        processors (`ProcessorPipeline`): the target's processors.
+        vocabulary (`int`): the target's event space is `range(vocabulary)`.
+        eos_token_ids (`frozenset[int]`): drafting goes no further than one of these.
+        noise (`Noise`, *optional*): random numbers if the call samples; `None` for greedy decoding.
+    """
+
+    rows: Rows
+    processors: ProcessorPipeline
+    vocabulary: int
+    eos_token_ids: frozenset[int]
+    noise: Noise | None
+
+
+class Drafter(CandidateGenerator):
+    """Proposes draft tokens for every active row of a batch.
+
+    With `Draft.probs` a drafter promises that its tokens were drawn from them; without, anything goes. It may stop early,
+    but never takes a drawn token back. It is a [`~transformers.generation.CandidateGenerator`] too, so that the same
+    object serves Transformers' own assisted loop, which knows one row.
+    """
+
+    forwards: int = 0
+
+    def start(self, context: DraftingContext) -> None:
+        """Prepares for a new call; whatever an earlier call left is forgotten."""
+        self.context = context
+
+    @abstractmethod
+    def propose(self, lengths: Sequence[int]) -> Draft:
+        """Drafts for the active rows.
+
+        Args:
+            lengths (`Sequence[int]`): tokens wanted for each active row, at least 0; a drafter may return fewer.
+
+        Returns:
+            `Draft`: over the target's event space, on any device.
+        """
+
+    def observe(self, commit: Commit) -> None:
+        """Learns how the last draft ended. Called before [`keep_rows`]; never after an aborted round."""
+
+    def keep_rows(self, indices: Sequence[int]) -> None:
+        """Forgets all rows but the given ones, which are indices into the rows active until now."""
+
+    # --- inside Transformers' own loop, one row at a time ---
+
+    def standalone(self, vocabulary: int, num_tokens: int, do_sample: bool, processors: Sequence = ()) -> Drafter:
+        """Makes the drafter usable through [`get_candidates`] in Transformers' own assisted loop.
+
+        Args:
+            vocabulary (`int`): the target's vocabulary size.
+            num_tokens (`int`): tokens per draft.
+            do_sample (`bool`): whether the loop samples; drafts then come with the logits they were drawn from.
+            processors (`Sequence`): logits processors of the target.
+
+        Returns:
+            the drafter itself.
+        """
+        self._standalone = (vocabulary, num_tokens, do_sample, list(processors))
+        self._call: tuple[torch.Tensor, Draft] | None = None
+        return self
+
+    def get_candidates(
+        self, input_ids: torch.LongTensor, **kwargs: object
+    ) -> tuple[torch.LongTensor, torch.Tensor | None]:
+        """One draft for Transformers' loop.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(1, L)`): all tokens so far.
+
+        Returns:
+            the candidates of shape `(1, L + K)` and logits of shape `(1, K, V)` whose softmax the tokens were drawn from, or
+            `None` for point-mass drafts.
+
+        Raises:
+            RuntimeError: [`standalone`] was not called.
+            ValueError: more than one row.
+        """
+        if not hasattr(self, "_standalone"):
+            raise RuntimeError("Call `standalone(...)` on the drafter before using it in Transformers' own loop.")
+        if input_ids.shape[0] != 1:
+            raise ValueError("Transformers' assisted loop is for one row; use `hf_exactassist.generate` for batches.")
+        vocabulary, num_tokens, do_sample, processors = self._standalone
+        if self._call is None:
+            # room to grow: Transformers' loop does not tell a generator where it will end
+            rows = Rows(input_ids, None, input_ids.shape[1] + 2**20, 0, stop_alone=True)
+            pipeline = ProcessorPipeline(processors, input_ids, vocabulary)
+            self.start(DraftingContext(rows, pipeline, vocabulary, frozenset(), Noise(draw_seed(), [0]) if do_sample else None))
+        else:
+            self._follow(input_ids)
+        draft = self.propose([num_tokens])
+        self._call = (input_ids, draft)
+        tokens = draft.tokens[:, : draft.lengths[0]].to(input_ids.device)
+        logits = None if draft.probs is None else draft.probs[:, : draft.lengths[0]].log()
+        return torch.cat([input_ids, tokens], dim=1), logits if draft.lengths[0] else None
+
+    def _follow(self, input_ids: torch.LongTensor) -> None:
+        """Learns from the next `input_ids` how Transformers' loop judged the last draft."""
+        before, draft = self._call
+        new = input_ids[0, before.shape[1] :].tolist()
+        drafted = draft.tokens[0, : draft.lengths[0]].tolist()
+        accepted = next((i for i, (a, b) in enumerate(zip(new, drafted)) if a != b), min(len(new), len(drafted)))
+        commit = Commit((0,), draft.lengths, (accepted,), (tuple(new),), (None,))
+        self.context.rows.lay_out(commit.tokens)
+        self.context.rows.publish(commit)
+        self.observe(commit)

@@ -1,0 +1,39 @@
+"""Named refusals. Each is raised before the first token and says what to change."""
+
+from __future__ import annotations
+
+
+class ExactAssistError(ValueError):
+    """Root of everything this library refuses: the call cannot be kept exact as it stands."""
+
+
+class UnsupportedDecodingMode(ExactAssistError):
+    """Beams, contrastive search and other modes that are not one token sequence per row."""
+
+
+class UnsupportedArchitecture(ExactAssistError):
+    """The model cannot be scored in blocks with rows of different length."""
+
+
+class UnsupportedCache(ExactAssistError):
+    """The cache cannot be rolled back row by row."""
+
+
+class UnsupportedArgument(ExactAssistError):
+    """An argument whose meaning under assistance is not defined here (yet)."""
+
+
+class InvalidArgument(ExactAssistError):
+    """An argument has a value that makes no sense."""
+
+
+class StatefulProcessor(ExactAssistError):
+    """A logits processor remembers its calls, so scoring drafts would change what it does."""
+
+
+class BatchCoupledCriterion(ExactAssistError):
+    """A stopping criterion answers for the whole batch at once, so rows cannot stop on their own."""
+
+
+class DifferentVocabularies(ExactAssistError):
+    """Target and assistant do not give the same token the same id."""

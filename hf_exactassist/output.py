@@ -1,0 +1,131 @@
+"""What `generate` returns: Transformers' output classes with one entry per published token, plus the counters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache, GenerationConfig
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from .models import compat
+from .state.rows import Rows
+from .telemetry import AssistStats
+
+
+@dataclass
+class AssistedDecoderOnlyOutput(GenerateDecoderOnlyOutput):
+    """[`~transformers.generation.GenerateDecoderOnlyOutput`] plus the counters of the call.
+
+    Rows that finished before others have no tokens in the later steps: their entries there are zeros (plain `generate`
+    holds values for padding tokens instead).
+
+    Args:
+        assist_stats (`AssistStats`): rounds, drafts and forwards.
+    """
+
+    assist_stats: AssistStats | None = None
+
+
+class StepRecorder:
+    """Collects per-token outputs of rows that arrive at their tokens in different rounds.
+
+    Args:
+        generation_config (`GenerationConfig`): says what is wanted; nothing is kept otherwise.
+        rows (`Rows`): the rows of the call.
+        windows (`Sequence[int | None]`): sliding window of each layer; attention beyond it is not returned.
+    """
+
+    def __init__(self, generation_config: GenerationConfig, rows: Rows, windows: Sequence[int | None]) -> None:
+        wanted = generation_config.return_dict_in_generate
+        self.rows, self.windows = rows, windows
+        self.scores: list[torch.Tensor] | None = [] if wanted and generation_config.output_scores else None
+        self.logits: list[torch.Tensor] | None = [] if wanted and generation_config.output_logits else None
+        self.attentions: list[Any] | None = [] if wanted and generation_config.output_attentions else None
+        self.hidden_states: list[Any] | None = [] if wanted and generation_config.output_hidden_states else None
+
+    def record(self, logits: torch.Tensor, scores: torch.Tensor, outputs: Any, counts: Sequence[int]) -> None:
+        """Adds a round before it is published. What stopping takes back is overwritten or cut off later.
+
+        Args:
+            logits (`torch.Tensor` of shape `(A, W, V)`): raw logits of the active rows' block.
+            scores (`torch.Tensor` of shape `(A, W, V)`): processed ones.
+            outputs (`ModelOutput`): the forward's outputs.
+            counts (`Sequence[int]`): tokens each active row may publish in this round.
+        """
+        for table, block in ((self.scores, scores), (self.logits, logits)):
+            if table is not None:
+                self._add_rows(table, block, counts)
+        first = all(length == self.rows.prompt_length for length in self.rows.lengths)
+        for table, name in ((self.hidden_states, "hidden_states"), (self.attentions, "attentions")):
+            if table is None:
+                continue
+            layers = getattr(outputs, name, None)
+            if first or not layers or layers[0] is None:
+                # the first entry is the prompt's, as in plain `generate`; `sdpa` returns no attention at all
+                steps = 1 if first else max(self._steps(counts)) - len(table)
+                table.extend([layers] * steps)
+            else:
+                self._add_layers(table, name, layers, counts)
+
+    def _steps(self, counts: Sequence[int]) -> list[int]:
+        """Number of new tokens each active row would have after this round."""
+        return [
+            length - self.rows.prompt_length + count
+            for length, count in zip(self.rows.active_lengths(), counts, strict=True)
+        ]
+
+    def _add_rows(self, table: list[torch.Tensor], block: torch.Tensor, counts: Sequence[int]) -> None:
+        for i, (row, end) in enumerate(zip(self.rows.active, self._steps(counts), strict=True)):
+            start = end - counts[i]
+            while len(table) < end:
+                table.append(block.new_zeros((self.rows.batch, block.shape[-1])))
+            for step in range(start, end):
+                table[step][row] = block[i, step - start]
+
+    def _add_layers(self, table: list[Any], name: str, layers: Sequence[torch.Tensor], counts: Sequence[int]) -> None:
+        for i, (row, end) in enumerate(zip(self.rows.active, self._steps(counts), strict=True)):
+            start = end - counts[i]
+            for step in range(start, end):
+                at = step - start
+                if name == "hidden_states":
+                    parts = [layer[i, at : at + 1] for layer in layers]
+                else:
+                    keys = self.slots_after_prefill + step
+                    low = [0 if window is None else max(keys - window, 0) for window in self.windows]
+                    parts = [layer[i, :, at : at + 1, first:keys] for layer, first in zip(layers, low, strict=True)]
+                if len(table) <= step:
+                    table.append(tuple(part.new_zeros((self.rows.batch, *part.shape)) for part in parts))
+                for whole, part in zip(table[step], parts, strict=True):
+                    whole[row] = part
+
+    slots_after_prefill: int = 0
+
+    def criteria_scores(self, steps: int) -> tuple[torch.Tensor, ...] | None:
+        """The `scores` argument of stopping criteria after `steps` new tokens."""
+        return None if self.scores is None else tuple(self.scores[:steps])
+
+    def finish(self, cache: DynamicCache | None, stats: AssistStats) -> AssistedDecoderOnlyOutput:
+        """The output object.
+
+        Args:
+            cache (`DynamicCache`, *optional*): the cache to hand over.
+            stats (`AssistStats`): the counters.
+        """
+        sequences = self.rows.sequences()
+        steps = sequences.shape[1] - self.rows.prompt_length
+
+        def cut(table: list[Any] | None) -> tuple[Any, ...] | None:
+            return None if table is None else tuple(table[:steps])
+
+        return AssistedDecoderOnlyOutput(
+            sequences=sequences,
+            scores=cut(self.scores),
+            logits=cut(self.logits),
+            attentions=cut(self.attentions),
+            hidden_states=cut(self.hidden_states),
+            assist_stats=stats,
+            **{compat.CACHE_FIELD: cache},
+        )

@@ -1,0 +1,123 @@
+"""From Transformers' arguments to a drafter and a schedule.
+
+Every setting is looked up as keyword argument, then in the `generation_config` of the call, then in the target's, then in
+the assistant's, then a default. The objects that are asked are never changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+
+from .drafters.assistant_model import AssistantModelDrafter
+from .drafters.base import Drafter
+from .drafters.prompt_lookup import PromptLookupDrafter
+from .drafters.warpers import own_settings
+from .errors import InvalidArgument, UnsupportedArgument
+from .models import admission, compat
+from .schedules import ConstantSchedule, DraftSchedule, HeuristicSchedule
+from .vocabulary.admission import shared_tokens
+
+
+DEFAULT_NUM_ASSISTANT_TOKENS = 5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where a call's settings are looked up, strongest first.
+
+    Attributes:
+        kwargs (`dict[str, Any]`): keyword arguments of the call.
+        configs (`tuple[GenerationConfig, ...]`): generation configs in falling precedence.
+    """
+
+    kwargs: dict[str, Any]
+    configs: tuple[GenerationConfig, ...]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The strongest value that is not `None`."""
+        values = [self.kwargs.get(name), *(getattr(config, name, None) for config in self.configs)]
+        return next((value for value in values if value is not None), default)
+
+
+def call_settings(model: PreTrainedModel, generation_config: GenerationConfig | None, kwargs: dict[str, Any]) -> Settings:
+    """The settings of a call, the assistant's own left out."""
+    configs = (generation_config, model.generation_config)
+    return Settings(kwargs, tuple(config for config in configs if config is not None))
+
+
+def wants_assistance(settings: Settings, assistant_model: Any) -> bool:
+    """Whether this library decodes the call. Early exit and MTP draft inside the target and stay with Transformers."""
+    if settings.get("assistant_early_exit") is not None or settings.get("use_mtp"):
+        return False
+    return assistant_model is not None or settings.get("prompt_lookup_num_tokens") is not None
+
+
+def resolve_drafter(
+    model: PreTrainedModel,
+    settings: Settings,
+    assistant_model: PreTrainedModel | None,
+    tokenizer: Any = None,
+    assistant_tokenizer: Any = None,
+) -> tuple[Drafter, DraftSchedule]:
+    """Makes the drafter and the schedule a call asks for.
+
+    Args:
+        model (`PreTrainedModel`): the target.
+        settings (`Settings`): from [`call_settings`].
+        assistant_model (`PreTrainedModel`, *optional*): the assistant; prompt lookup without.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): the target's.
+        assistant_tokenizer (`PreTrainedTokenizerBase`, *optional*): the assistant's.
+
+    Returns:
+        the drafter and the schedule.
+
+    Raises:
+        ExactAssistError: arguments that contradict each other, make no sense or are not supported.
+    """
+    if settings.get("speculation_type") is not None:
+        raise UnsupportedArgument("`speculation_type` is not supported: leave it out to draft with `assistant_model` alone.")
+    lookup = settings.get("prompt_lookup_num_tokens")
+    if assistant_model is None:
+        size = _at_least_one("max_matching_ngram_size", settings.get("max_matching_ngram_size", 2))
+        lookup = _at_least_one("prompt_lookup_num_tokens", lookup)
+        return PromptLookupDrafter(lookup, size), ConstantSchedule(lookup)
+    if lookup is not None:
+        raise InvalidArgument("Both `assistant_model` and `prompt_lookup_num_tokens` are set: choose one drafter.")
+    if assistant_model is model:
+        raise InvalidArgument("`assistant_model` is the target itself: pass a smaller model, or a copy to measure overhead.")
+    if not isinstance(getattr(assistant_model, "generation_config", None), GenerationConfig):
+        raise InvalidArgument(
+            f"`assistant_model` must be a model that can generate, got {type(assistant_model).__name__}: load it with "
+            "`AutoModelForCausalLM.from_pretrained(...)`."
+        )
+    admission.require(assistant_model, "assistant")
+    settings = Settings(settings.kwargs, (*settings.configs, assistant_model.generation_config))
+    shared = shared_tokens(compat.head_size(model), compat.head_size(assistant_model), tokenizer, assistant_tokenizer)
+    threshold = settings.get("assistant_confidence_threshold", 0.0)
+    if not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
+        raise InvalidArgument(f"`assistant_confidence_threshold` must lie between 0 and 1, got {threshold!r}.")
+    number = _at_least_one("num_assistant_tokens", settings.get("num_assistant_tokens", DEFAULT_NUM_ASSISTANT_TOKENS))
+    drafter = AssistantModelDrafter(
+        assistant_model,
+        shared,
+        warper_settings=own_settings(assistant_model.generation_config),
+        confidence_threshold=float(threshold),
+    )
+    return drafter, _schedule(settings.get("num_assistant_tokens_schedule", "constant"), number)
+
+
+def _schedule(name: str, number: int) -> DraftSchedule:
+    kinds = {"constant": ConstantSchedule, "heuristic": HeuristicSchedule, "heuristic_transient": HeuristicSchedule}
+    if name not in kinds:
+        raise InvalidArgument(f"`num_assistant_tokens_schedule` must be one of {', '.join(kinds)}, got {name!r}.")
+    return kinds[name](number)
+
+
+def _at_least_one(name: str, value: Any) -> int:
+    # Transformers' own heuristic leaves floats such as 7.0 in generation configs
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < 1:
+        raise InvalidArgument(f"`{name}` must be a whole number of at least 1, got {value!r}.")
+    return int(value)

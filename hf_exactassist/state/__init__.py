@@ -1,0 +1,1 @@
+"""What a call owns while it decodes: rows of tokens, row-addressed caches, processors, stopping rules."""

@@ -1,0 +1,98 @@
+"""Stopping before publication: every criterion sees every prefix a serial decode would show it (contract 0x05B, 0x06)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StopStringCriteria,
+)
+
+from ..errors import BatchCoupledCriterion, InvalidArgument
+from .rows import Rows
+
+
+_ROW_BY_ROW = (MaxTimeCriteria, StopStringCriteria)
+
+
+class StoppingRules:
+    """The stopping criteria of a call, asked row by row and prefix by prefix.
+
+    Args:
+        criteria (`Sequence`): the list as `generate` prepared it.
+
+    Attributes:
+        max_length (`int`): columns at most, prompt included.
+        eos_token_ids (`frozenset[int]`): tokens that end a row.
+        pads_finished_rows (`bool`): whether plain `generate` pads a row after its stop; without an EOS id it goes on
+            decoding it until the last row has stopped.
+
+    Raises:
+        InvalidArgument: nothing limits the length.
+    """
+
+    def __init__(self, criteria: Sequence[Any]) -> None:
+        limits = [rule.max_length for rule in criteria if type(rule) is MaxLengthCriteria]
+        if not limits:
+            raise InvalidArgument("Nothing limits the generated length: set `max_new_tokens` or `max_length`.")
+        self.max_length = min(limits)
+        eos = [rule.eos_token_id for rule in criteria if type(rule) is EosTokenCriteria]
+        self.eos_token_ids = frozenset(token for ids in eos for token in ids.tolist())
+        self.pads_finished_rows = any(hasattr(rule, "eos_token_id") for rule in criteria)
+        self._others = [rule for rule in criteria if type(rule) not in (MaxLengthCriteria, EosTokenCriteria)]
+
+    def cut(
+        self, rows: Rows, tokens: Sequence[Sequence[int]], scores: Callable[[int], Any]
+    ) -> tuple[tuple[tuple[int, ...], ...], tuple[int | None, ...]]:
+        """Cuts each active row's new tokens at its first stop.
+
+        Args:
+            rows (`Rows`): the rows; `tokens` already lie in their scratch columns.
+            tokens (`Sequence[Sequence[int]]`): new tokens of each active row, within its budget.
+            scores (`Callable[[int], Any]`): `scores(n)` is the `scores` argument for criteria after `n` new tokens.
+
+        Returns:
+            the tokens to publish, and the length in columns at which each row stopped, `None` if it did not.
+
+        Raises:
+            BatchCoupledCriterion: a criterion answers once for a whole batch.
+        """
+        kept = [tuple(row) for row in tokens]
+        stops: list[int | None] = [rows.stops[row] for row in rows.active]
+        starts = rows.active_lengths()
+        # column by column, so that a criterion sees prefixes in the order of their length
+        for length in range(min(starts) + 1, max(s + len(t) for s, t in zip(starts, tokens, strict=True)) + 1):
+            here = [i for i, start in enumerate(starts) if start < length <= start + len(kept[i]) and stops[i] is None]
+            last = [kept[i][length - starts[i] - 1] for i in here]
+            answers = self._stops_at(rows, [rows.active[i] for i in here], last, length, scores) if here else []
+            for i, answer in zip(here, answers, strict=True):
+                if answer:
+                    stops[i] = length
+                    if rows.stop_alone:
+                        kept[i] = kept[i][: length - starts[i]]
+        return tuple(kept), tuple(stops)
+
+    def _stops_at(
+        self, rows: Rows, asked: Sequence[int], last: Sequence[int], length: int, scores: Callable[[int], Any]
+    ) -> list[bool]:
+        """Whether each asked row stops at `length` columns, `last` being its token there."""
+        answers = [length >= self.max_length or token in self.eos_token_ids for token in last]
+        for rule in self._others:
+            given = scores(length - rows.prompt_length)
+            if type(rule) in _ROW_BY_ROW or rows.batch == 1:
+                said = [bool(torch.as_tensor(rule(rows.ids[row : row + 1, :length], given)).any()) for row in asked]
+            else:
+                answer = rule(rows.ids[:, :length], given)
+                if not isinstance(answer, torch.Tensor) or answer.numel() != rows.batch:
+                    raise BatchCoupledCriterion(
+                        f"{type(rule).__name__} returned one answer for {rows.batch} rows, so no row could stop on its own: "
+                        "return a bool tensor with one entry per row, or generate the rows one by one."
+                    )
+                said = [bool(answer.reshape(-1)[row]) for row in asked]
+            answers = [a or b for a, b in zip(answers, said, strict=True)]
+        return answers

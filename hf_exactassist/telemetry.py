@@ -1,0 +1,53 @@
+"""Counters of one call. Rates are derived from them late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .records import Commit
+
+
+@dataclass
+class AssistStats:
+    """What assistance did during one `generate` call.
+
+    Attributes:
+        rounds (`int`): target rounds, the prefill not counted.
+        drafted (`int`): draft tokens that were judged, all rows.
+        accepted (`int`): draft tokens that were accepted and published.
+        published (`int`): tokens published, all rows.
+        drafted_by_position (`list[int]`): how often draft position `i` was proposed.
+        accepted_by_position (`list[int]`): how often draft position `i` was accepted and published.
+        target_forwards (`int`): target forward passes, the prefill included.
+        draft_forwards (`int`): assistant forward passes, its prefill included; 0 for drafters without a model.
+    """
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    published: int = 0
+    drafted_by_position: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
+    target_forwards: int = 0
+    draft_forwards: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted per drafted token; 0.0 if nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    def record(self, commit: Commit) -> None:
+        """Adds one round."""
+        self.rounds += 1
+        for drafted, accepted, tokens in zip(commit.drafted, commit.accepted, commit.tokens, strict=True):
+            kept = min(accepted, len(tokens))
+            self.published += len(tokens)
+            self.drafted += drafted
+            self.accepted += kept
+            missing = drafted - len(self.drafted_by_position)
+            self.drafted_by_position += [0] * missing
+            self.accepted_by_position += [0] * missing
+            for i in range(drafted):
+                self.drafted_by_position[i] += 1
+            for i in range(kept):
+                self.accepted_by_position[i] += 1

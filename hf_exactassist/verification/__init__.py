@@ -1,0 +1,1 @@
+"""Pure torch mathematics of exact speculative sampling. Knows nothing of Transformers."""

