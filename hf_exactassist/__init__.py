@@ -1,7 +1,10 @@
 """Exact speculative decoding for Transformers: the same output law, faster, for any batch."""
 
-from .api import disable, enable, generate, is_enabled
-from .decoding import AssistedDecoding
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .errors import (
     BatchCoupledCriterion,
     DifferentVocabularies,
@@ -13,8 +16,12 @@ from .errors import (
     UnsupportedCache,
     UnsupportedDecodingMode,
 )
-from .telemetry import AssistStats
 
+
+if TYPE_CHECKING:
+    from .api import disable, enable, generate, is_enabled
+    from .decoding import AssistedDecoding
+    from .telemetry import AssistStats
 
 __version__ = "0.1.0"
 
@@ -35,3 +42,23 @@ __all__ = [
     "generate",
     "is_enabled",
 ]
+
+# loaded when first used: torch and Transformers take seconds, and `exactassist --help` needs neither
+_HOMES = {
+    "AssistStats": "telemetry",
+    "AssistedDecoding": "decoding",
+    "disable": "api",
+    "enable": "api",
+    "generate": "api",
+    "is_enabled": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

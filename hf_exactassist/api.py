@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation import StoppingCriteriaList, StopStringCriteria
 
 from .decoding import AssistedDecoding
-from .errors import InvalidArgument
+from .errors import InvalidArgument, UnsupportedArgument
 from .models import admission, compat
 from .resolve import Settings, call_settings, resolve_drafter, wants_assistance
 
@@ -50,7 +51,7 @@ def generate(
         inputs (`torch.Tensor` of shape `(B, P)`, *optional*): prompts, left-padded; also as `input_ids=`.
         seed (`int`, *optional*): fixes what a sampled call draws; without, one number is taken from `generator`.
         generator (`torch.Generator`, *optional*): torch's global generator by default.
-        row_ids (`Sequence[int]` of length `B`, *optional*): identity of each row for its random numbers; a row's result
+        row_ids (`Sequence[int]`, *optional*): identity of each returned row for its random numbers; a row's result
             depends on seed and identity, not on its place or company in a batch. Its index by default.
 
     Returns:
@@ -73,12 +74,20 @@ def generate(
     settings = call_settings(model, generation_config, kwargs)
     if custom_generate is not None or not wants_assistance(settings, assistant_model):
         own = {"assistant_model": assistant_model, "custom_generate": custom_generate}
+        # for a recipe that knows them; Transformers itself refuses them, since they would do nothing
+        own |= {"seed": seed, "generator": generator, "row_ids": row_ids}
         # only what was given, so that a model with a `generate` of its own is not shown names it does not know
         given = {name: value for name, value in {**passed, **own}.items() if value is not None}
-        return plain(*(() if inputs is None else (inputs,)), **given, **kwargs)
+        if inputs is None:
+            return plain(**given, **kwargs)
+        # a repository's `generate` is a partial with `model=`, which takes keywords only
+        by_keyword = isinstance(plain, functools.partial)
+        return plain(inputs=inputs, **given, **kwargs) if by_keyword else plain(inputs, **given, **kwargs)
     decoding = None
     try:
-        decoding, kwargs = _prepare(model, settings, assistant_model, streamer, seed, generator, row_ids, kwargs)
+        decoding, kwargs = _prepare(
+            model, settings, assistant_model, streamer, seed, generator, row_ids, synced_gpus, kwargs
+        )
         passed["stopping_criteria"], kwargs = _stop_strings(settings, stopping_criteria, kwargs)
         passed["generation_config"], kwargs = _without_handled(model, generation_config, kwargs)
         return GenerationMixin.generate(model, inputs, custom_generate=decoding, **passed, **kwargs)
@@ -96,13 +105,22 @@ def _prepare(
     seed: int | None,
     generator: torch.Generator | None,
     row_ids: Sequence[int] | None,
+    synced_gpus: bool | None,
     kwargs: dict[str, Any],
 ) -> tuple[AssistedDecoding, dict[str, Any]]:
     """Checks the models and closes over what Transformers drops for callables."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
         raise InvalidArgument(f"`seed` must be a non-negative integer, got {seed!r}.")
-    if row_ids is not None and not all(isinstance(row, int) and row >= 0 for row in row_ids):
-        raise InvalidArgument(f"`row_ids` must be non-negative integers, got {row_ids!r}.")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InvalidArgument(f"`generator` must be a `torch.Generator`, got {type(generator).__name__}.")
+    if row_ids is not None and not (
+        isinstance(row_ids, Sequence) and all(isinstance(row, int) and row >= 0 for row in row_ids)
+    ):
+        raise InvalidArgument(f"`row_ids` must be a sequence of non-negative integers, got {row_ids!r}.")
+    if synced_gpus:
+        raise UnsupportedArgument("`synced_gpus` is not supported: rows end at different times. Leave it out.")
+    if settings.get("token_healing"):
+        raise UnsupportedArgument("`token_healing` changes the prompt inside `generate`: heal it before the call.")
     admission.require(model, "target")
     assistant_tokenizer = kwargs.get("assistant_tokenizer")
     drafter, schedule = resolve_drafter(model, settings, assistant_model, kwargs.get("tokenizer"), assistant_tokenizer)
@@ -127,6 +145,9 @@ def _stop_strings(settings: Settings, stopping_criteria: Any, kwargs: dict[str, 
         return stopping_criteria, kwargs
     if tokenizer is None:
         raise InvalidArgument("`stop_strings` are set: pass the target's tokenizer as `tokenizer=`.")
+    if any(type(rule) is StopStringCriteria for rule in stopping_criteria or ()):
+        # Transformers lets a criterion of the caller's replace its own of the same kind
+        return stopping_criteria, kwargs
     rule = StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)
     return StoppingCriteriaList([rule, *(stopping_criteria or ())]), kwargs
 

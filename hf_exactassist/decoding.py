@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from .drafters.base import Drafter, DraftingContext
-from .errors import UnsupportedArgument
+from .errors import InvalidArgument
 from .models import admission, compat
 from .models.runner import RowRunner
 from .output import AssistedDecoderOnlyOutput, StepRecorder
@@ -64,9 +64,8 @@ class AssistedDecoding:
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: GenerationConfig,
-        synced_gpus: bool = False,
         **model_kwargs: Any,
-    ) -> AssistedDecoderOnlyOutput | torch.LongTensor:
+    ) -> AssistedDecoderOnlyOutput | torch.Tensor:
         """Called by `generate` with everything prepared; returns what `generate` returns.
 
         Raises:
@@ -78,8 +77,6 @@ class AssistedDecoding:
             admission.require(model, "target")
             admission.check_decoding_mode(generation_config)
             admission.check_model_arguments(model_kwargs)
-            if synced_gpus:
-                raise UnsupportedArgument("`synced_gpus` is not supported with an assistant: rows end at different times.")
             call = _Call(self, model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
             try:
                 return call.run()
@@ -128,9 +125,11 @@ class _Call:
         self.recorder = StepRecorder(generation_config, self.rows, [layer.window for layer in self.target.cache.layers])
         self.processors = ProcessorPipeline(logits_processor, input_ids, compat.head_size(model))
         self.noise = None
+        identities = range(self.rows.batch) if decoding.row_ids is None else decoding.row_ids
+        if len(identities) != self.rows.batch:
+            raise InvalidArgument(f"`row_ids` must hold one number per returned row, {self.rows.batch}, got {len(identities)}.")
         if generation_config.do_sample:
-            seed = draw_seed(decoding.generator) if decoding.seed is None else decoding.seed
-            self.noise = Noise(seed, range(self.rows.batch) if decoding.row_ids is None else decoding.row_ids)
+            self.noise = Noise(draw_seed(decoding.generator) if decoding.seed is None else decoding.seed, identities)
         self.schedule.start()
         self.drafter.start(
             DraftingContext(
@@ -141,7 +140,7 @@ class _Call:
         self.finished: dict[int, RowStates] = {}
         self.streamed = self.rows.prompt_length
 
-    def run(self) -> AssistedDecoderOnlyOutput | torch.LongTensor:
+    def run(self) -> AssistedDecoderOnlyOutput | torch.Tensor:
         """The loop. The prefill is a round without drafts: its logits score the first token."""
         draft = Draft.empty(self.rows.batch, self.rows.ids.device)
         outputs = self.prefill()
@@ -179,19 +178,32 @@ class _Call:
         frontier = rows.ids[rows.active, [length - 1 for length in rows.active_lengths()]]
         block = torch.cat([frontier[:, None], draft.tokens], dim=1)
         counts = [length + 1 for length in draft.lengths]
+        self.stats.rounds += 1
         return self.target.forward(block, self.target.cache.lengths, counts)
 
     def process(self, outputs: Any, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and processed scores, `(A, K + 1, V)`, of every position that has a prefix."""
-        rows, ids = self.rows, self.rows.ids
-        logits = outputs.logits.to(ids.device, torch.float32)
-        places = [(i, j) for i, length in enumerate(draft.lengths) for j in range(length + 1)]
-        at = ([i for i, _ in places], [j for _, j in places])
-        lengths = [rows.lengths[rows.active[i]] + j for i, j in places]
-        processed = self.processors.process(logits[at], [rows.active[i] for i in at[0]], lengths, ids)
+        """Logits and processed scores, `(A, K + 1, V)`, of every position that has a prefix.
+
+        Code of the caller's is asked column by column and never about a prefix that cannot be published.
+        """
+        rows, starts, drafted = self.rows, self.rows.active_lengths(), list(draft.lengths)
+        logits = outputs.logits.to(rows.ids.device, torch.float32)
         scores = torch.zeros_like(logits)
-        scores[at] = processed
+        columns = range(min(starts), max(start + count for start, count in zip(starts, drafted, strict=True)) + 1)
+        for block in [[column] for column in columns] if self.processors.asks_caller else [columns]:
+            places = [(i, column - start) for i, start in enumerate(starts) for column in block]
+            places = [(i, j) for i, j in places if 0 <= j <= drafted[i]]
+            at = ([i for i, _ in places], [j for _, j in places])
+            lengths = [starts[i] + j for i, j in places]
+            scores[at] = self.processors.process(logits[at], [rows.active[i] for i in at[0]], lengths, rows.ids)
+            for i, j in places if self.processors.asks_caller else ():
+                if j < drafted[i] and self.ends_here(int(draft.tokens[i, j]), scores[i, j]):
+                    drafted[i] = j
         return logits, scores
+
+    def ends_here(self, token: int, scores: torch.Tensor) -> bool:
+        """Whether nothing can be published after a draft token: it ends the row, or can only be rejected."""
+        return token in self.rules.eos_token_ids or bool(scores[token] == -torch.inf and scores.amax() > -torch.inf)
 
     def judge(self, scores: torch.Tensor, draft: Draft) -> Verdict:
         """Accepts a prefix of each draft and chooses the token after it."""
@@ -251,10 +263,10 @@ class _Call:
                 self.streamer.put(self.rows.ids[:, column].cpu())
         self.streamed = end
 
-    def finish(self) -> AssistedDecoderOnlyOutput | torch.LongTensor:
+    def finish(self) -> AssistedDecoderOnlyOutput | torch.Tensor:
         """The result, with the caller's cache holding all of it but the last column."""
-        cache = self.hand_over_cache() if self.returns_cache else None
         self.stats.target_forwards, self.stats.draft_forwards = self.target.forwards, self.drafter.forwards
+        cache = self.hand_over_cache() if self.returns_cache else None
         if self.generation_config.return_dict_in_generate:
             return self.recorder.finish(cache, self.stats)
         return self.rows.sequences()

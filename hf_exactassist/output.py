@@ -55,14 +55,15 @@ class StepRecorder:
             outputs (`ModelOutput`): the forward's outputs.
             counts (`Sequence[int]`): tokens each active row may publish in this round.
         """
-        for table, block in ((self.scores, scores), (self.logits, logits)):
-            if table is not None:
-                self._add_rows(table, block, counts)
+        if self.scores is not None:
+            self._add_rows(self.scores, scores, counts)
+        if self.logits is not None:
+            self._add_rows(self.logits, logits, counts)
         first = all(length == self.rows.prompt_length for length in self.rows.lengths)
         for table, name in ((self.hidden_states, "hidden_states"), (self.attentions, "attentions")):
             if table is None:
                 continue
-            layers = getattr(outputs, name, None)
+            layers: Any = getattr(outputs, name, None)
             if first or not layers or layers[0] is None:
                 # the first entry is the prompt's, as in plain `generate`; `sdpa` returns no attention at all
                 steps = 1 if first else max(self._steps(counts)) - len(table)
@@ -118,7 +119,15 @@ class StepRecorder:
         steps = sequences.shape[1] - self.rows.prompt_length
 
         def cut(table: list[Any] | None) -> tuple[Any, ...] | None:
-            return None if table is None else tuple(table[:steps])
+            if table is None:
+                return None
+            # a round is recorded whole, so what its stop took back still lies there
+            for row, length in enumerate(self.rows.lengths):
+                for entry in table[length - self.rows.prompt_length : steps]:
+                    for part in (entry,) if isinstance(entry, torch.Tensor) else entry:
+                        if part is not None:
+                            part[row] = 0
+            return tuple(table[:steps])
 
         return AssistedDecoderOnlyOutput(
             sequences=sequences,

@@ -86,8 +86,6 @@ def resolve_drafter(
         return PromptLookupDrafter(lookup, size), ConstantSchedule(lookup)
     if lookup is not None:
         raise InvalidArgument("Both `assistant_model` and `prompt_lookup_num_tokens` are set: choose one drafter.")
-    if assistant_model is model:
-        raise InvalidArgument("`assistant_model` is the target itself: pass a smaller model, or a copy to measure overhead.")
     if not isinstance(getattr(assistant_model, "generation_config", None), GenerationConfig):
         raise InvalidArgument(
             f"`assistant_model` must be a model that can generate, got {type(assistant_model).__name__}: load it with "
@@ -110,7 +108,11 @@ def resolve_drafter(
 
 
 def _schedule(name: str, number: int) -> DraftSchedule:
-    kinds = {"constant": ConstantSchedule, "heuristic": HeuristicSchedule, "heuristic_transient": HeuristicSchedule}
+    kinds: dict[str, type[ConstantSchedule] | type[HeuristicSchedule]] = {
+        "constant": ConstantSchedule,
+        "heuristic": HeuristicSchedule,
+        "heuristic_transient": HeuristicSchedule,
+    }
     if name not in kinds:
         raise InvalidArgument(f"`num_assistant_tokens_schedule` must be one of {', '.join(kinds)}, got {name!r}.")
     return kinds[name](number)
@@ -118,6 +120,6 @@ def _schedule(name: str, number: int) -> DraftSchedule:
 
 def _at_least_one(name: str, value: Any) -> int:
     # Transformers' own heuristic leaves floats such as 7.0 in generation configs
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not float(value).is_integer() or value < 1:
         raise InvalidArgument(f"`{name}` must be a whole number of at least 1, got {value!r}.")
     return int(value)

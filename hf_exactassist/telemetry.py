@@ -18,7 +18,7 @@ class AssistStats:
         published (`int`): tokens published, all rows.
         drafted_by_position (`list[int]`): how often draft position `i` was proposed.
         accepted_by_position (`list[int]`): how often draft position `i` was accepted and published.
-        target_forwards (`int`): target forward passes, the prefill included.
+        target_forwards (`int`): target forward passes, the prefill included; filling the cache for the caller is not.
         draft_forwards (`int`): assistant forward passes, its prefill included; 0 for drafters without a model.
     """
 
@@ -37,8 +37,7 @@ class AssistStats:
         return self.accepted / self.drafted if self.drafted else 0.0
 
     def record(self, commit: Commit) -> None:
-        """Adds one round."""
-        self.rounds += 1
+        """Adds what one round, or the prefill, published."""
         for drafted, accepted, tokens in zip(commit.drafted, commit.accepted, commit.tokens, strict=True):
             kept = min(accepted, len(tokens))
             self.published += len(tokens)

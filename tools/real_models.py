@@ -286,7 +286,6 @@ def main(
     if unknown:
         raise typer.BadParameter(f"unknown: {', '.join(unknown)}; there are {', '.join(RECIPES)}")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # every file read here is on disk: no look at the hub first
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         for name in names or RECIPES:
             for kind in dtype or [Dtype.float32]:

@@ -68,20 +68,28 @@ class AssistantModelDrafter(Drafter):
         ends, noise = rows.active_lengths(), self.context.noise
         uniforms = None if noise is None else noise.block(DRAFT, rows.active, rows.positions(), width)
         logits = self._read_published()
-        tokens, laws, last = [], [], []
+        tokens: list[torch.Tensor] = []
+        laws: list[torch.Tensor] = []
+        last: list[torch.Tensor] = []
+        going = list(range(len(lengths)))
         for i in range(width):
-            scores = self._score(logits, [end + i for end in ends])
-            law = probabilities(scores) if uniforms is not None or self.confidence_threshold else None
+            scores = self._score(logits, [end + i for end in ends], going)
             if uniforms is None:
                 token = scores.argmax(dim=-1)
             else:
-                token = inverse_cdf(law, uniforms[:, i].to(law.device)).clamp_max(scores.shape[-1] - 1)
+                laws.append(probabilities(scores))
+                token = inverse_cdf(laws[-1], uniforms[:, i].to(scores.device)).clamp_max(scores.shape[-1] - 1)
             rows.write_scratch(i, token)
             tokens.append(token)
-            laws.append(law)
-            last.append(self._ends_draft(token, law))
+            last.append(self._ends_draft(token, scores))
             if self.confidence_threshold and bool(torch.stack(last).any(dim=0).all()):
                 break
+            if self._processors.asks_caller:
+                # it may fail on what follows an end, or a token it has forbidden
+                over = (last[-1].to(scores.device) | (scores.amax(dim=-1) == -torch.inf)).tolist()
+                going = [row for row in going if lengths[row] > i + 1 and not over[row]]
+                if not going:
+                    break
             if i + 1 < width:
                 # rows that want fewer tokens come along as filler
                 counts = [wanted - 1 - i for wanted in lengths]
@@ -91,8 +99,11 @@ class AssistantModelDrafter(Drafter):
         stacked = torch.stack(tokens, dim=1)
         return Draft(stacked, self._lengths(stacked, probs, torch.stack(last, dim=1), lengths), probs)
 
-    def _score(self, logits: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """The assistant's processed scores over the target's event space; unshared tokens are out of reach."""
+    def _score(self, logits: torch.Tensor, lengths: Sequence[int], going: Sequence[int]) -> torch.Tensor:
+        """The assistant's processed scores over the target's event space; unshared tokens are out of reach.
+
+        Rows that are not `going` on keep their unprocessed scores, which nobody uses.
+        """
         rows, vocabulary = self.context.rows, self.context.vocabulary
         logits = logits[:, -1].to(rows.ids.device, torch.promote_types(logits.dtype, torch.float32))
         scores = logits[:, :vocabulary]
@@ -100,16 +111,18 @@ class AssistantModelDrafter(Drafter):
             missing = scores.new_full((scores.shape[0], vocabulary - scores.shape[1]), -torch.inf)
             scores = torch.cat([scores, missing], dim=1)
         unshared = ~self.shared_tokens.to(scores.device)
-        scores = self._processors.process(scores.masked_fill(unshared, -torch.inf), rows.active, lengths, rows.ids)
+        scores = scores.masked_fill(unshared, -torch.inf)
+        here, ends = [rows.active[i] for i in going], [lengths[i] for i in going]
+        scores[list(going)] = self._processors.process(scores[list(going)], here, ends, rows.ids)
         # once more: a processor may raise what was out of reach
         return scores.masked_fill(unshared, -torch.inf)
 
-    def _ends_draft(self, token: torch.Tensor, law: torch.Tensor | None) -> torch.Tensor:
+    def _ends_draft(self, token: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Rows that draft nothing after this token: it ends the row, or the assistant is unsure."""
         eos = torch.tensor(sorted(self.context.eos_token_ids), device=token.device, dtype=torch.long)
         ends = torch.isin(token, eos)
         if self.confidence_threshold:
-            ends |= law.gather(1, token[:, None]).squeeze(1) < self.confidence_threshold
+            ends |= probabilities(scores).gather(1, token[:, None]).squeeze(1) < self.confidence_threshold
         return ends
 
     def _lengths(
@@ -129,9 +142,10 @@ class AssistantModelDrafter(Drafter):
         rows = self.context.rows
         ends = rows.active_lengths()
         if self._runner is None:
-            logits = self._read_first(min(ends))
             if min(ends) == max(ends):
-                return logits
+                return self._read_first(ends[0])
+            # so that every row has a token left whose logits can be wanted
+            self._read_first(min(ends) - 1)
         counts = [end - read for end, read in zip(ends, self._confirmed, strict=True)]
         width = max(counts)
         block = torch.zeros(len(ends), width, dtype=torch.long, device=rows.ids.device)
@@ -145,13 +159,13 @@ class AssistantModelDrafter(Drafter):
         """Starts the assistant's cache on the first `columns` columns."""
         rows = self.context.rows
         ids = rows.ids[rows.active, :columns]
-        kwargs = {"use_cache": True, **({"logits_to_keep": 1} if self._keeps_logits else {})}
+        kwargs: dict[str, Any] = {"use_cache": True, **({"logits_to_keep": 1} if self._keeps_logits else {})}
         if rows.prompt_mask is not None and rows.prompt_mask.shape[1] == rows.prompt_length:
             mask = torch.ones_like(ids)
             mask[:, : rows.prompt_length] = rows.prompt_mask[rows.active]
             kwargs["attention_mask"], kwargs["position_ids"] = mask, (mask.cumsum(dim=1) - 1).clamp_min(0)
-        self._runner = RowRunner(self.model)
-        logits = self._runner.prefill(self._readable(ids), GenerationConfig(), kwargs).logits[:, -1:]
+        self._runner = runner = RowRunner(self.model)
+        logits = runner.prefill(self._readable(ids), GenerationConfig(), kwargs).logits[:, -1:]
         self.forwards += 1
         self._confirmed = [columns] * len(rows.active)
         return logits
@@ -159,6 +173,7 @@ class AssistantModelDrafter(Drafter):
     def _forward(
         self, tokens: torch.Tensor, starts: Sequence[int], counts: Sequence[int], right: bool = False
     ) -> torch.Tensor:
+        assert self._runner is not None  # reading comes first
         self.forwards += 1
         return self._runner.forward(self._readable(tokens), starts, counts, right=right, keep=1).logits
 

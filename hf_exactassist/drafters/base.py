@@ -80,12 +80,12 @@ class Drafter(CandidateGenerator):
             the drafter itself.
         """
         self._standalone = (vocabulary, num_tokens, do_sample, list(processors))
-        self._call: tuple[torch.Tensor, Draft] | None = None
+        self._judged: tuple[torch.Tensor, Draft] | None = None
         return self
 
     def get_candidates(
-        self, input_ids: torch.LongTensor, **kwargs: object
-    ) -> tuple[torch.LongTensor, torch.Tensor | None]:
+        self, input_ids: torch.Tensor, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One draft for Transformers' loop.
 
         Args:
@@ -104,25 +104,25 @@ class Drafter(CandidateGenerator):
         if input_ids.shape[0] != 1:
             raise ValueError("Transformers' assisted loop is for one row; use `hf_exactassist.generate` for batches.")
         vocabulary, num_tokens, do_sample, processors = self._standalone
-        if self._call is None:
+        if self._judged is None:
             # room to grow: Transformers' loop does not tell a generator where it will end
             rows = Rows(input_ids, None, input_ids.shape[1] + 2**20, 0, stop_alone=True)
             pipeline = ProcessorPipeline(processors, input_ids, vocabulary)
-            self.start(DraftingContext(rows, pipeline, vocabulary, frozenset(), Noise(draw_seed(), [0]) if do_sample else None))
+            noise = Noise(draw_seed(), [0]) if do_sample else None
+            self.start(DraftingContext(rows, pipeline, vocabulary, frozenset(), noise))
         else:
-            self._follow(input_ids)
+            self._follow(*self._judged, input_ids)
         draft = self.propose([num_tokens])
-        self._call = (input_ids, draft)
+        self._judged = (input_ids, draft)
         tokens = draft.tokens[:, : draft.lengths[0]].to(input_ids.device)
         logits = None if draft.probs is None else draft.probs[:, : draft.lengths[0]].log()
         return torch.cat([input_ids, tokens], dim=1), logits if draft.lengths[0] else None
 
-    def _follow(self, input_ids: torch.LongTensor) -> None:
+    def _follow(self, before: torch.Tensor, draft: Draft, input_ids: torch.Tensor) -> None:
         """Learns from the next `input_ids` how Transformers' loop judged the last draft."""
-        before, draft = self._call
         new = input_ids[0, before.shape[1] :].tolist()
         drafted = draft.tokens[0, : draft.lengths[0]].tolist()
-        accepted = next((i for i, (a, b) in enumerate(zip(new, drafted)) if a != b), min(len(new), len(drafted)))
+        accepted = next((i for i, (a, b) in enumerate(zip(new, drafted, strict=False)) if a != b), min(len(new), len(drafted)))
         commit = Commit((0,), draft.lengths, (accepted,), (tuple(new),), (None,))
         self.context.rows.lay_out(commit.tokens)
         self.context.rows.publish(commit)

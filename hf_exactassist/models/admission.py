@@ -52,7 +52,6 @@ def check_decoding_mode(generation_config: GenerationConfig) -> None:
 
     Raises:
         UnsupportedDecodingMode: beams, contrastive search, DoLa, constraints or an ensemble weight.
-        UnsupportedArgument: token healing.
     """
     if generation_config.assistant_ensemble_weight is not None:
         raise UnsupportedDecodingMode(
@@ -65,8 +64,6 @@ def check_decoding_mode(generation_config: GenerationConfig) -> None:
             "`num_beams=1` and leave out `penalty_alpha`, `dola_layers` and constraints, or drop `assistant_model` and "
             "`prompt_lookup_num_tokens`."
         )
-    if generation_config.token_healing:
-        raise UnsupportedArgument("`token_healing` changes the prompt inside `generate`: heal it before the call.")
 
 
 def check_model_arguments(model_kwargs: dict[str, Any]) -> None:
@@ -165,14 +162,21 @@ def _surface(model: PreTrainedModel, attention: str) -> str:
             '`attn_implementation="sdpa"` or `"eager"`.'
         )
     if not {"position_ids", compat.CACHE_ARGUMENT} <= compat.forward_parameters(model):
-        return "its forward takes no explicit `position_ids` or no cache, so rows cannot stand at different positions."
+        return (
+            "its forward takes no explicit `position_ids` or no cache, so rows cannot stand at different positions. "
+            "Drop the assistant for this call."
+        )
     layers = DynamicCache(config=compat.text_config(model)).layers
     foreign = {type(layer).__name__ for layer in layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)}
     kinds = set(getattr(compat.text_config(model), "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if getattr(compat.text_config(model), "attention_chunk_size", None) is not None:
         kinds.add("chunked_attention")
+    if "local" in (getattr(compat.text_config(model), "attention_layers", None) or ()):
+        # GPT-Neo; a probe would have to be longer than the window to notice
+        kinds.add("local_attention")
     if foreign or kinds:
-        return f"its layers of kind {', '.join(sorted(foreign | kinds))} cannot be rolled back row by row yet."
+        names = ", ".join(sorted(foreign | kinds))
+        return f"its layers of kind {names} cannot be rolled back row by row yet. Drop the assistant for this call."
     return ""
 
 
@@ -216,10 +220,14 @@ def _probe(model: PreTrainedModel) -> str | None:
                     full = model(input_ids=tensor([path]), use_cache=False).logits[0, -len(got) :].float()
                     differences.append(((got.float() - full).abs().max() / full.std().clamp_min(1e-12)).item())
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
-            return f"scoring a block of tokens per row failed ({type(error).__name__}: {error})."
+            what = f"{type(error).__name__}: {error}"
+            return f"scoring a block of tokens per row failed ({what}). Drop the assistant for this call."
     bound = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.25
-    largest = max(differences)
-    if largest <= bound:
+    # one by one: `max` may pass over a NaN
+    if all(difference <= bound for difference in differences):
         return None
-    hint = " It is in training mode, where dropout makes every forward different: call `model.eval()`." * model.training
-    return f"rows scored in blocks differ from rows scored alone by {largest:.2g} standard deviations of a logit.{hint}"
+    largest = max(differences)
+    remedy = "Drop the assistant for this call."
+    if model.training:
+        remedy = "It is in training mode, where dropout makes every forward different: call `model.eval()`."
+    return f"rows scored in blocks differ from rows scored alone by {largest:.2g} standard deviations of a logit. {remedy}"

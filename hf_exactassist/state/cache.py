@@ -23,12 +23,12 @@ class WritePlan:
     """Where the next forward writes, shared by all layers.
 
     Attributes:
-        start (`int`, *optional*): first slot, if all rows write the same slots in order (a slice copy then does it).
-        slots (`torch.LongTensor` of shape `(B, W)`, *optional*): the slots otherwise.
+        start (`int`): first slot, where all rows write the same slots in order: a slice copy then does it.
+        slots (`torch.LongTensor` of shape `(B, W)`, *optional*): the slots of each row where they differ.
         end (`int`): one past the highest slot written; attention reads the slots before it.
     """
 
-    start: int | None = 0
+    start: int = 0
     slots: torch.Tensor | None = None
     end: int = 0
 
@@ -71,7 +71,7 @@ class RowLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         self._reserve(self.plan.end)
         for store, states in ((self.keys, key_states), (self.values, value_states)):
-            if self.plan.start is not None:
+            if self.plan.slots is None:
                 store[:, :, self.plan.start : self.plan.start + states.shape[2]] = states
             else:
                 rows = torch.arange(states.shape[0], device=states.device)[:, None]
@@ -131,7 +131,7 @@ class RowCache(Cache):
         in_order = first == list(range(first[0], first[0] + len(first)))
         aligned = in_order and all(list(row) == first for row in slots)
         tensor = torch.tensor(slots, device=device)
-        self.plan.start = first[0] if aligned else None
+        self.plan.start = first[0]
         self.plan.slots = None if aligned else tensor
         self.plan.end = max(max(row) for row in slots) + 1
         return tensor
@@ -159,8 +159,9 @@ class RowCache(Cache):
         for number, layer in enumerate(self.layers):
             if not layer.is_initialized:
                 continue
-            for name, part in (("keys", 0), ("values", 1)):
-                pieces = [row[number][part] for row in rows]
+            states = [row[number] for row in rows]
+            for part, name in enumerate(("keys", "values")):
+                pieces = [pair[part] for pair in states if pair is not None]
                 store = pieces[0].new_zeros((len(rows), pieces[0].shape[0], capacity, pieces[0].shape[2]))
                 for target, piece in zip(store, pieces, strict=True):
                     target[:, : piece.shape[1]] = piece

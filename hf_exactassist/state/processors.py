@@ -156,6 +156,11 @@ class ProcessorPipeline:
         self._prompt, self._vocabulary = input_ids, vocabulary
         self._stages = [_stage(processor, input_ids, vocabulary) for processor in processors]
 
+    @property
+    def asks_caller(self) -> bool:
+        """Whether code of the caller's is asked, which may fail on a prefix that plain `generate` would never show it."""
+        return any(isinstance(stage, (_WholeBatch, _PrefixConstrained)) for stage in self._stages)
+
     def with_list(self, processors: Sequence[Any]) -> ProcessorPipeline:
         """A pipeline of another list; processors that this one holds too are not probed again."""
         other = copy.copy(self)

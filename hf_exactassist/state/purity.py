@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import copy
 import dis
+import enum
 import functools
 import hashlib
+import random
+import re
+import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 
 # too large to copy, and not what a processor keeps its own state in
 _SHARED = (torch.nn.Module, PreTrainedTokenizerBase)
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size, range)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, range, enum.Enum, re.Pattern)
+_ATOMS = (*_PLAIN, torch.dtype, torch.device, torch.Size)
+_CONTAINERS = (list, dict, set, torch.Tensor, np.ndarray)
+# their classes keep no state for a processor
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "transformers", "tokenizers", "numpy"}
 
 
 class _Opaque(Exception):
@@ -40,48 +49,74 @@ def is_stateless(
     Returns:
         `bool`: `True` only if nothing speaks for hidden state.
     """
+    drawn = (random.getstate(), np.random.get_state())
     with torch.random.fork_rng(devices=[prompt.device] if prompt.device.type == "cuda" else []):
         try:
-            subject = _copy(processor)
-            before = fingerprint(subject)
+            reached: dict[int, Any] = {}
+            _feed(hashlib.sha256(), processor, reached)
+            subject = _copy(processor, {key: part for key, part in reached.items() if isinstance(part, _SHARED)})
+            before = fingerprint((subject, _generators(prompt.device)))
             first = call(subject, prompt)
             longer = torch.cat([prompt, first.argmax(dim=-1, keepdim=True).to(prompt)], dim=1)
             call(subject, longer)
             again = call(subject, prompt)
-            return torch.equal(first, again) and fingerprint(subject) == before
+            return torch.equal(first, again) and fingerprint((subject, _generators(prompt.device))) == before
         except Exception:  # whatever a foreign object raises here, it leaves us in doubt
             return False
+        finally:
+            random.setstate(drawn[0])
+            np.random.set_state(drawn[1])
 
 
-def _copy(value: Any) -> Any:
-    """A deep copy that also reaches what plain functions close over, and shares models and tokenizers."""
-    memo: dict[int, Any] = {}
-    for part in _parts(value):
-        if isinstance(part, _SHARED):
-            memo[id(part)] = part
+def _generators(device: torch.device) -> tuple[Any, ...]:
+    """The states of the random generators that belong to nobody."""
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()
+
+
+def _copy(value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy that also reaches what plain functions close over, name and are given as defaults."""
     if isinstance(value, functools.partial):
-        return functools.partial(_copy(value.func), *copy.deepcopy(value.args, memo), **copy.deepcopy(value.keywords, memo))
-    if isinstance(value, types.FunctionType):
-        if any(op.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for op in dis.get_instructions(value)):
-            raise _Opaque(value)
-        names = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
-        copied = {name: copy.deepcopy(part, memo) for name, part in names.items() if isinstance(part, (list, dict, set))}
-        cells = tuple(types.CellType(_copy(cell.cell_contents)) for cell in value.__closure__ or ())
-        function = types.FunctionType(
-            value.__code__, {**value.__globals__, **copied}, value.__name__, copy.deepcopy(value.__defaults__, memo), cells
-        )
-        function.__kwdefaults__ = copy.deepcopy(value.__kwdefaults__, memo)
-        return function
-    return copy.deepcopy(value, memo)
+        given = copy.deepcopy((value.args, value.keywords), memo)
+        return functools.partial(_copy(value.func, memo), *given[0], **given[1])
+    if id(value) in memo:
+        return memo[id(value)]
+    if not isinstance(value, types.FunctionType):
+        return copy.deepcopy(value, memo)
+    cells, names = tuple(types.CellType() for _ in value.__closure__ or ()), dict(value.__globals__)
+    function = types.FunctionType(value.__code__, names, value.__name__, copy.deepcopy(value.__defaults__, memo), cells)
+    function.__kwdefaults__ = copy.deepcopy(value.__kwdefaults__, memo)
+    memo[id(value)] = function
+    names.update({name: _copy(part, memo) for name, part in _held(value).items()})
+    for cell, theirs in zip(cells, value.__closure__ or (), strict=True):
+        cell.cell_contents = _copy(theirs.cell_contents, memo)
+    return function
 
 
-def _parts(value: Any) -> list[Any]:
-    """The objects directly inside a value."""
-    if isinstance(value, types.MethodType):
-        return [value.__self__, *_parts(value.__self__)]
-    if isinstance(value, types.FunctionType):
-        return [cell.cell_contents for cell in value.__closure__ or ()]
-    return [value, *getattr(value, "__dict__", {}).values()]
+def _held(function: types.FunctionType) -> dict[str, Any]:
+    """Globals a function can keep state in: containers, and what its own module made. Assigning one is state by itself."""
+    names: set[str] = set()
+    if (function.__module__ or "").partition(".")[0] in _LIBRARIES:
+        return {}
+    for code in _codes(function.__code__):
+        names.update(code.co_names)
+        if any(op.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for op in dis.get_instructions(code)):
+            raise _Opaque(function)
+    parts = {name: function.__globals__[name] for name in sorted(names & function.__globals__.keys())}
+    return {
+        name: part
+        for name, part in parts.items()
+        if isinstance(part, _CONTAINERS)
+        or (not isinstance(part, _SHARED) and getattr(part, "__module__", None) == function.__module__)
+    }
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code and that of the functions written inside it."""
+    yield code
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            yield from _codes(part)
 
 
 def fingerprint(value: Any) -> str:
@@ -97,21 +132,32 @@ def fingerprint(value: Any) -> str:
         Exception: something in it cannot be read.
     """
     digest = hashlib.sha256()
-    _feed(digest, value, set())
+    _feed(digest, value, {})
     return digest.hexdigest()
 
 
-def _feed(digest: Any, value: Any, seen: set[int]) -> None:
+def _feed(digest: Any, value: Any, seen: dict[int, Any]) -> None:
     digest.update(type(value).__qualname__.encode())
-    if isinstance(value, _ATOMS):
+    if isinstance(value, (*_ATOMS, type)):
         digest.update(repr(value).encode())
+    if isinstance(value, (*_ATOMS, types.ModuleType)) or id(value) in seen:
         return
-    if id(value) in seen or isinstance(value, (*_SHARED, types.ModuleType, types.BuiltinFunctionType)):
+    # kept alive, so that no other object can get its id
+    seen[id(value)] = value
+    if isinstance(value, _SHARED):
         return
-    seen.add(id(value))
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, type):
+        if value.__module__.partition(".")[0] not in _LIBRARIES:
+            kept = (types.FunctionType, *_ATOMS, *_CONTAINERS)
+            own = [(name, part) for name, part in vars(value).items() if isinstance(part, kept)]
+            _feed(digest, [part for name, part in own if callable(part) or not name.startswith("__")], seen)
+            _feed(digest, value.__bases__, seen)
+    elif isinstance(value, torch.Tensor):
         digest.update(repr((value.shape, value.dtype)).encode())
         digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    elif isinstance(value, np.ndarray):
+        digest.update(repr((value.shape, value.dtype)).encode())
+        _feed(digest, value.tolist() if value.dtype.hasobject else value.tobytes(), seen)
     elif isinstance(value, torch.Generator):
         _feed(digest, value.get_state(), seen)
     elif isinstance(value, dict):
@@ -123,16 +169,19 @@ def _feed(digest: Any, value: Any, seen: set[int]) -> None:
             _feed(digest, part, seen)
     elif isinstance(value, (set, frozenset)):
         digest.update(repr(sorted(map(repr, value))).encode())
-    elif isinstance(value, types.MethodType):
-        _feed(digest, value.__self__, seen)
+    elif isinstance(value, (types.MethodType, types.BuiltinFunctionType)):
+        _feed(digest, (value.__self__, getattr(value, "__func__", None)), seen)
     elif isinstance(value, functools.partial):
         _feed(digest, (value.func, value.args, value.keywords), seen)
     elif isinstance(value, types.FunctionType):
         _feed(digest, [cell.cell_contents for cell in value.__closure__ or ()], seen)
-        _feed(digest, (value.__defaults__, value.__kwdefaults__, value.__dict__), seen)
-        held = [value.__globals__.get(name) for name in value.__code__.co_names]
-        _feed(digest, [part for part in held if isinstance(part, (list, dict, set))], seen)
-    elif hasattr(value, "__dict__") and type(value).__reduce_ex__ is object.__reduce_ex__:
-        _feed(digest, dict(vars(value)), seen)
+        _feed(digest, (value.__defaults__, value.__kwdefaults__, value.__dict__, _held(value)), seen)
+    elif type(value).__reduce_ex__ is object.__reduce_ex__ and not isinstance(value, Iterator):
+        attributes = [item for kind in type(value).__mro__ for item in vars(kind).items()]
+        described = [name for name, part in attributes if isinstance(part, types.MemberDescriptorType)]
+        if not described and not hasattr(value, "__dict__"):
+            raise _Opaque(value)
+        _feed(digest, {name: getattr(value, name) for name in described if hasattr(value, name)}, seen)
+        _feed(digest, (dict(getattr(value, "__dict__", {})), type(value)), seen)
     else:
         raise _Opaque(value)

@@ -75,11 +75,15 @@ def verify_sampled(scores: torch.Tensor, draft: Draft, uniforms: Uniforms) -> Ve
         uniforms (`Uniforms`): the noise; pure function of it.
 
     Returns:
-        `Verdict`: accepted lengths and terminal tokens.
+        `Verdict`: accepted lengths and terminal tokens. A row whose reached scores hold NaN or no finite value has no law to
+        draw from; its terminal "token" is `V`, which the caller must refuse.
     """
     p = probabilities(scores)
     width = draft.tokens.shape[1]
-    index = draft.tokens[..., None]
+    lengths = torch.tensor(draft.lengths, device=draft.tokens.device)
+    # entries beyond a row's length mean nothing, not even a token
+    tokens = draft.tokens.masked_fill(torch.arange(width, device=lengths.device) >= lengths[:, None], 0)
+    index = tokens[..., None]
     p_drafted = p[:, :width].gather(-1, index).squeeze(-1)
     if draft.probs is None:
         q_drafted = torch.ones_like(p_drafted)
@@ -88,11 +92,11 @@ def verify_sampled(scores: torch.Tensor, draft: Draft, uniforms: Uniforms) -> Ve
     accepted = accepted_prefix(accepts(p_drafted, q_drafted, uniforms.accept), draft.lengths)
 
     weights = take_row(p, accepted)
-    rejected = accepted < torch.tensor(draft.lengths, device=accepted.device)
+    rejected = accepted < lengths
     if width:
         at = accepted.clamp_max(width - 1)
         if draft.probs is None:
-            q = torch.zeros_like(weights).scatter_(1, take_row(draft.tokens, at)[:, None], 1.0)
+            q = torch.zeros_like(weights).scatter_(1, take_row(tokens, at)[:, None], 1.0)
         else:
             q = take_row(draft.probs, at)
         weights = torch.where(rejected[:, None], residual(weights, q), weights)

@@ -12,8 +12,8 @@ def probabilities(scores: torch.Tensor) -> torch.Tensor:
         scores (`torch.Tensor` of shape `(..., V)`): processed scores; `-inf` marks tokens that cannot be drawn.
 
     Returns:
-        `torch.Tensor` of shape `(..., V)`: probabilities; float64 for float64 scores, float32 otherwise. A row without any
-        finite score has no distribution and comes back as zeros, never as NaN.
+        `torch.Tensor` of shape `(..., V)`: probabilities; float64 for float64 scores, float32 otherwise. A row of
+        `-inf` alone has no distribution and comes back as zeros; NaN and `+inf` scores make the row NaN.
     """
     scores = scores if scores.dtype == torch.float64 else scores.float()
     top = scores.amax(dim=-1, keepdim=True)

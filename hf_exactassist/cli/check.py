@@ -1,0 +1,184 @@
+"""`exactassist check`: whether a pair can be decoded exactly, and how."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from . import loading
+from .console import one_line, quiet_libraries, reports_errors, working
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@reports_errors
+def check(
+    target: loading.Target = None,
+    assistant: loading.Assistant = None,
+    dtype: loading.Dtype = None,
+    device: loading.Device = None,
+    attn_implementation: loading.Attention = None,
+    trust_remote_code: loading.TrustRemoteCode = False,
+    as_json: loading.AsJson = False,
+    debug: loading.Debug = False,
+) -> None:
+    """Say whether a pair is admitted, how it is run, or why not (exit code 1).
+
+    With --target alone, only that model is checked, as prompt lookup would use it.
+    """
+    with quiet_libraries(debug):
+        loaded = loading.load(
+            target,
+            assistant,
+            with_assistant=assistant is not None or target is None,
+            dtype=dtype,
+            device=device,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+        )
+        with working("Scoring a few tokens in blocks and one by one"):
+            report = examine(loaded)
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        _show(report)
+    if not report["admitted"]:
+        raise typer.Exit(1)
+
+
+def examine(loaded: loading.Loaded) -> dict[str, Any]:
+    """What the library thinks of a pair.
+
+    Args:
+        loaded (`Loaded`): target and, optionally, assistant.
+
+    Returns:
+        `dict[str, Any]`: `admitted`, `reasons` (why not), and what is known of `target`, `assistant` and `tokens`.
+    """
+    target = _model(loaded.target, loaded.target_name)
+    reasons = [f"The target: {target['reason']}"] if target["reason"] else []
+    report: dict[str, Any] = {"target": target, "assistant": None, "tokens": None, "parameter_ratio": None}
+    if loaded.assistant is not None:
+        assistant = _model(loaded.assistant, loaded.assistant_name)
+        reasons += [f"The assistant: {assistant['reason']}"] if assistant["reason"] else []
+        report["assistant"] = assistant
+        report["parameter_ratio"] = assistant["parameters"] / max(target["parameters"], 1)
+        report["tokens"] = tokens = _tokens(loaded)
+        reasons += [tokens["reason"]] if tokens["reason"] else []
+    reasons += _settings(loaded) if not reasons else []
+    return {"admitted": not reasons, "reasons": reasons, **report}
+
+
+def _model(model: PreTrainedModel, name: str) -> dict[str, Any]:
+    from ..models import compat
+    from ..models.admission import admit
+
+    admission = admit(model)
+    masks = {"eager": "additive 4-D", "sdpa": "boolean 4-D"}.get(admission.attention, "") if admission.admitted else ""
+    return {
+        "name": name,
+        "class": type(model).__name__,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "admitted": admission.admitted,
+        "reason": admission.reason,
+        "attention": admission.attention,
+        "masks": masks,
+        "cache_layers": admission.layers,
+        "head_size": compat.head_size(model),
+    }
+
+
+def _tokens(loaded: loading.Loaded) -> dict[str, Any]:
+    """Whether the two models mean the same by their token ids."""
+    from ..errors import DifferentVocabularies
+    from ..models import compat
+    from ..vocabulary.admission import shared_tokens
+
+    assert loaded.assistant is not None
+    sizes = compat.head_size(loaded.target), compat.head_size(loaded.assistant)
+    theirs = loaded.assistant_tokenizer
+    result: dict[str, Any] = {
+        "compared": "head sizes" if theirs is None else "tokenizers",
+        "shared": 0,
+        "of": sizes[0],
+    }
+    try:
+        shared = int(shared_tokens(*sizes, loaded.tokenizer, theirs).sum())
+    except DifferentVocabularies as error:
+        return {**result, "same_map": False, "reason": one_line(error)}
+    same = theirs is not None and loaded.tokenizer.get_vocab() == theirs.get_vocab()
+    return {**result, "shared": shared, "same_map": same, "reason": ""}
+
+
+def _settings(loaded: loading.Loaded) -> list[str]:
+    """What the models' own generation settings ask for that cannot be kept."""
+    from ..errors import ExactAssistError
+    from ..models.admission import check_decoding_mode
+    from ..resolve import call_settings, resolve_drafter
+
+    target = loaded.target
+    try:
+        check_decoding_mode(target.generation_config)
+        if loaded.assistant is not None:
+            settings = call_settings(target, None, {})
+            resolve_drafter(target, settings, loaded.assistant, loaded.tokenizer, loaded.assistant_tokenizer)
+    except ExactAssistError as error:
+        return [f"The generation settings saved with the models: {one_line(error)}"]
+    return []
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console, models = Console(highlight=False), [report["target"], report["assistant"]]
+    models = [model for model in models if model is not None]
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "target", "assistant")[: len(models) + 1]:
+        table.add_column(heading, overflow="fold")
+    lines = {
+        "model": [f"{model['name']} ({model['class']})" for model in models],
+        "parameters": [f"{model['parameters']:,}" for model in models],
+        "dtype": [model["dtype"] for model in models],
+        "attention": [f"{model['attention']}" for model in models],
+        "masks": [model["masks"] or "-" for model in models],
+        "cache": [_layers(model["cache_layers"]) or "-" for model in models],
+        "head size": [f"{model['head_size']:,}" for model in models],
+        "admitted": ["yes" if model["admitted"] else "no" for model in models],
+    }
+    for name, cells in lines.items():
+        table.add_row(name, *(Text(cell) for cell in cells))
+    console.print(table)
+    tokens = report["tokens"]
+    if tokens is not None:
+        console.print(Text(f"Tokens: {_token_line(tokens)}"), soft_wrap=True)
+        console.print(Text(f"Parameter ratio: {report['parameter_ratio']:.3g} (assistant to target)"), soft_wrap=True)
+    elif report["admitted"]:
+        console.print("No assistant: drafts can come from the text itself (--prompt-lookup N).", soft_wrap=True)
+    what = "The pair" if report["assistant"] else "The target"
+    if report["admitted"]:
+        verdict = f"{what} is admitted: greedy gives the target's tokens, sampling its law."
+        console.print(Text(verdict, "green"), soft_wrap=True)
+        return
+    console.print(Text(f"{what} is not admitted.", "red"))
+    for reason in report["reasons"]:
+        console.print(Text(reason, "red"), soft_wrap=True)
+
+
+def _layers(layers: dict[str, int]) -> str:
+    return ", ".join(f"{count} x {kind}" for kind, count in layers.items())
+
+
+def _token_line(tokens: dict[str, Any]) -> str:
+    if tokens["reason"]:
+        return "not shared"
+    shared = f"{tokens['shared']:,} of {tokens['of']:,} target tokens can be drafted"
+    if tokens["compared"] == "head sizes":
+        return f"{shared} (the assistant has no tokenizer: only the sizes of the heads were compared)"
+    return f"{'the same map' if tokens['same_map'] else 'maps agree where they overlap'}, {shared}"

@@ -1,0 +1,98 @@
+"""`exactassist check`: admitted or not, how, and why not."""
+
+import json
+import shutil
+
+import pytest
+
+
+def test_an_admitted_pair(exactassist, folders):
+    done = exactassist("check", *folders.arguments, "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert report["admitted"] and report["reasons"] == []
+    for role in ("target", "assistant"):
+        model = report[role]
+        assert (model["class"], model["attention"], model["masks"]) == ("LlamaForCausalLM", "sdpa", "boolean 4-D")
+        assert (model["cache_layers"], model["head_size"], model["dtype"]) == ({"full attention": 2}, 300, "float32")
+    assert report["tokens"] == {
+        "compared": "tokenizers", "same_map": True, "shared": 300, "of": 300, "reason": ""
+    }  # fmt: skip
+    assert report["parameter_ratio"] == 1.0
+
+
+def test_the_same_as_text(exactassist, folders):
+    done = exactassist("check", *folders.arguments, "--attn-implementation", "eager")
+    assert done.code == 0, done.err
+    assert "The pair is admitted" in done.out and done.err == ""
+    for part in ("eager", "additive 4-D", "2 x full attention", "the same map, 300 of 300 target tokens", "ratio: 1 "):
+        assert part in done.out
+
+
+def test_embedded_pair_is_the_default(exactassist, tiny_embedded):
+    done = exactassist("check", "--json")
+    assert json.loads(done.out)["assistant"]["name"] == "embedded"
+
+
+def test_a_target_alone(exactassist, folders):
+    done = exactassist("check", "--target", folders.target)
+    assert done.code == 0, done.err
+    assert "--prompt-lookup" in done.out and "The target is admitted" in done.out
+    assert json.loads(exactassist("check", "--target", folders.target, "--json").out)["assistant"] is None
+
+
+def test_clashing_tokens_are_shown(exactassist, folders, foreign):
+    done = exactassist("check", "-t", folders.target, "-a", foreign, "--json")
+    report = json.loads(done.out)
+    assert (done.code, report["admitted"], report["tokens"]["shared"]) == (1, False, 0)
+    assert report["target"]["admitted"] and report["assistant"]["admitted"]
+    assert "(id " in report["reasons"][0] and report["reasons"] == [report["tokens"]["reason"]]
+    text = exactassist("check", "-t", folders.target, "-a", foreign)
+    assert text.code == 1
+    assert "The pair is not admitted." in text.out and report["reasons"][0] in text.out
+
+
+def test_an_assistant_without_tokenizer_is_compared_by_size(exactassist, folders, tmp_path):
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        shutil.copy(folders.assistant / name, tmp_path / name)
+    done = exactassist("check", "-t", folders.target, "-a", tmp_path)
+    assert done.code == 0, done.err
+    assert "only the sizes of the heads were compared" in done.out
+
+
+def test_a_recurrent_model_is_refused(exactassist, folders, tmp_path):
+    from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
+
+    sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "intermediate_size": 32, "time_step_rank": 2}
+    MambaForCausalLM(MambaConfig(vocab_size=300, **sizes)).save_pretrained(tmp_path)
+    PreTrainedTokenizerFast.from_pretrained(folders.target).save_pretrained(tmp_path)
+    done = exactassist("check", "-t", tmp_path, "-a", folders.assistant, "--json")
+    report = json.loads(done.out)
+    assert (done.code, report["target"]["admitted"], report["assistant"]["admitted"]) == (1, False, True)
+    assert "The target: its recurrent state" in report["reasons"][0]
+    refused = exactassist("generate", "-t", tmp_path, "-a", folders.assistant, "who")
+    assert refused.code == 1 and "recurrent state" in refused.err
+
+
+def test_saved_settings_that_cannot_be_kept(exactassist, folders, tmp_path):
+    shutil.copytree(folders.target, tmp_path / "beams")
+    path = tmp_path / "beams" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_beams": 4}))
+    done = exactassist("check", "-t", tmp_path / "beams", "-a", folders.assistant)
+    assert done.code == 1
+    assert "generation settings saved with the models" in done.out and "beam_search" in done.out
+    refused = exactassist("generate", "-t", tmp_path / "beams", "-a", folders.assistant, "who")
+    assert refused.code == 1 and "beam_search" in refused.err
+
+
+@pytest.mark.parametrize("attention", ["flex_attention", "nonsense"])
+def test_an_attention_path_that_is_not_supported(exactassist, folders, attention):
+    done = exactassist("check", *folders.arguments, "--attn-implementation", attention)
+    assert done.code == 1
+    assert attention in done.out + done.err and "Traceback" not in done.err
+
+
+def test_a_missing_model_is_one_line(exactassist):
+    done = exactassist("check", "--target", "./missing")
+    assert (done.code, done.out) == (1, "")
+    assert "does not exist" in done.err and done.err.count("\n") == 1
