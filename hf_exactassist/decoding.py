@@ -115,6 +115,7 @@ class _Call:
         cache = model_kwargs.get(compat.CACHE_ARGUMENT)
         if cache is None:
             # `use_cache=False`: block scoring needs one all the same, and nobody sees it
+            admission.check_outputs_without_cache(generation_config)
             cache = model_kwargs[compat.CACHE_ARGUMENT] = DynamicCache(config=compat.text_config(model))
             self.returns_cache = False
         else:
@@ -122,7 +123,7 @@ class _Call:
             self.returns_cache = bool(generation_config.return_dict_in_generate or user_defined)
         self.caller_cache = CallerCache(cache)
         self.target = RowRunner(model)
-        self.recorder = StepRecorder(generation_config, self.rows, [layer.window for layer in self.target.cache.layers])
+        self.recorder = StepRecorder(generation_config, self.rows)
         self.processors = ProcessorPipeline(logits_processor, input_ids, compat.head_size(model))
         self.noise = None
         identities = range(self.rows.batch) if decoding.row_ids is None else decoding.row_ids
@@ -157,7 +158,10 @@ class _Call:
     def prefill(self) -> Any:
         """Reads the prompts as plain `generate` does."""
         outputs = self.target.prefill(self.rows.ids[:, : self.rows.prompt_length], self.generation_config, self.model_kwargs)
-        self.slots = self.recorder.slots_after_prefill = self.target.cache.lengths[0]
+        self.slots = self.target.cache.lengths[0]
+        # a cache of the caller's may keep more than the model's windows, and attention is returned over what it keeps
+        layers = self.caller_cache.cache.layers
+        self.recorder.start(self.slots, [layer.sliding_window if layer.is_sliding else None for layer in layers])
         outputs.logits = outputs.logits[:, -1:]
         return outputs
 

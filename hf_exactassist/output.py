@@ -35,16 +35,24 @@ class StepRecorder:
     Args:
         generation_config (`GenerationConfig`): says what is wanted; nothing is kept otherwise.
         rows (`Rows`): the rows of the call.
-        windows (`Sequence[int | None]`): sliding window of each layer; attention beyond it is not returned.
     """
 
-    def __init__(self, generation_config: GenerationConfig, rows: Rows, windows: Sequence[int | None]) -> None:
+    def __init__(self, generation_config: GenerationConfig, rows: Rows) -> None:
         wanted = generation_config.return_dict_in_generate
-        self.rows, self.windows = rows, windows
+        self.rows = rows
         self.scores: list[torch.Tensor] | None = [] if wanted and generation_config.output_scores else None
         self.logits: list[torch.Tensor] | None = [] if wanted and generation_config.output_logits else None
         self.attentions: list[Any] | None = [] if wanted and generation_config.output_attentions else None
         self.hidden_states: list[Any] | None = [] if wanted and generation_config.output_hidden_states else None
+
+    def start(self, slots: int, windows: Sequence[int | None]) -> None:
+        """Learns what prefill found.
+
+        Args:
+            slots (`int`): cache slots of the prompt.
+            windows (`Sequence[int | None]`): window of each layer of the cache; attention beyond it is not returned.
+        """
+        self.slots_after_prefill, self.windows = slots, windows
 
     def record(self, logits: torch.Tensor, scores: torch.Tensor, outputs: Any, counts: Sequence[int]) -> None:
         """Adds a round before it is published. What stopping takes back is overwritten or cut off later.
@@ -101,8 +109,6 @@ class StepRecorder:
                     table.append(tuple(part.new_zeros((self.rows.batch, *part.shape)) for part in parts))
                 for whole, part in zip(table[step], parts, strict=True):
                     whole[row] = part
-
-    slots_after_prefill: int = 0
 
     def criteria_scores(self, steps: int) -> tuple[torch.Tensor, ...] | None:
         """The `scores` argument of stopping criteria after `steps` new tokens."""

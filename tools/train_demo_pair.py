@@ -246,9 +246,13 @@ def fit(
     return {"steps": step, "minutes": round(seconds / 60, 1)}
 
 
-def save_checkpoint(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> LlamaForCausalLM:
+def save_checkpoint(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, **settings: int
+) -> LlamaForCausalLM:
     """Write model and tokenizer, and read the model back in float32 with its weights rounded to bfloat16."""
-    model.generation_config = GenerationConfig(bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=PAD_ID)
+    model.generation_config = GenerationConfig(
+        bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=PAD_ID, **settings
+    )
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -432,7 +436,8 @@ def main(
     assistant_schedule = Schedule(assistant_steps, assistant_minutes, peak_lr=4e-3, weight_decay=0.01)
     loss = assistant_loss(assistant, target, train_stream, samples)
     assistant_run = fit(assistant, loss, assistant_schedule, seed + 1, work / "assistant.pt")
-    assistant = save_checkpoint(assistant, tokenizer, output / "assistant")
+    # at the pair's acceptance and cost, longer drafts give less
+    assistant = save_checkpoint(assistant, tokenizer, output / "assistant", num_assistant_tokens=3)
 
     tokenizer = AutoTokenizer.from_pretrained(output / "target")
     prompt = tokenizer("HAMLET.\n", return_tensors="pt")

@@ -29,7 +29,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Fixes the sampled example.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="Torch threads; small models gain nothing from several.")] = 1,
     runs: Annotated[int, typer.Option(min=1, help="Timed runs of each; the median is told.")] = 5,
-    num_assistant_tokens: Annotated[int, typer.Option(min=1, help="Tokens drafted per round.")] = 5,
+    num_assistant_tokens: Annotated[int, typer.Option(min=1, help="Tokens drafted per round.")] = 3,
     as_json: loading.AsJson = False,
     debug: loading.Debug = False,
 ) -> None:

@@ -87,6 +87,22 @@ def check_model_arguments(model_kwargs: dict[str, Any]) -> None:
     cache = model_kwargs.get(compat.CACHE_ARGUMENT)
     if cache is not None:
         check_cache(cache)
+        if model_kwargs.get("use_cache") is False:
+            raise UnsupportedCache("A cache is passed together with `use_cache=False`: leave one of them out.")
+
+
+def check_outputs_without_cache(generation_config: GenerationConfig) -> None:
+    """Refuses per-step outputs that exist only where every step reads the whole sequence.
+
+    Raises:
+        UnsupportedArgument: attentions or hidden states are to be returned.
+    """
+    wanted = [name for name in OUTPUT_FLAGS if getattr(generation_config, name)]
+    if wanted and generation_config.return_dict_in_generate:
+        raise UnsupportedArgument(
+            f"With `use_cache=False`, {' and '.join(wanted)} speak about the whole sequence at every step, which an assistant "
+            "saves reading again: leave out `use_cache=False`, or these outputs."
+        )
 
 
 def check_cache(cache: Any) -> None:
@@ -99,11 +115,14 @@ def check_cache(cache: Any) -> None:
     if cache.__class__ is not DynamicCache or not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise UnsupportedCache(
-            f"Assisted decoding needs a `DynamicCache` of attention layers and got {names}: leave out "
-            "`cache_implementation`, or pass `DynamicCache(config=model.config)`."
+            f"Assisted decoding needs a `DynamicCache` of attention layers and got {names}: pass "
+            '`cache_implementation="dynamic"`, or `DynamicCache(config=model.config)`.'
         )
     if cache.offloading:
-        raise UnsupportedCache("Offloaded caches are not supported with an assistant: pass a cache without `offloading`.")
+        raise UnsupportedCache(
+            'Offloaded caches are not supported with an assistant: pass `cache_implementation="dynamic"`, or a cache without '
+            "`offloading`."
+        )
 
 
 def admit(model: PreTrainedModel) -> Admission:

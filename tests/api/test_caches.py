@@ -236,8 +236,20 @@ def test_other_caches_are_refused_by_name(name):
     settings, text = refused_caches(target)[name]
     with pytest.raises(hf_exactassist.UnsupportedCache, match=text) as error:
         assisted(pair(), prompts([5]), **GREEDY, **settings, streamer=streamer)
-    assert "leave out" in str(error.value) or "pass" in str(error.value)
+    assert 'pass `cache_implementation="dynamic"`' in str(error.value)
     assert len(streamer.puts) <= 1 and streamer.ended == 1
+
+
+@pytest.mark.parametrize("implementation", ["static", "offloaded"])
+def test_the_way_out_of_a_models_own_setting(implementation):
+    """Some repositories ask for a static cache in their generation config, which cannot be left out."""
+    target = copy.deepcopy(pair()[0])
+    plain = target.generate(**prompts([5]), **GREEDY)
+    target.generation_config.cache_implementation = implementation
+    with pytest.raises(hf_exactassist.UnsupportedCache):
+        assisted((target, pair()[1]), prompts([5]), **GREEDY)
+    output = assisted((target, pair()[1]), prompts([5]), **GREEDY, cache_implementation="dynamic")
+    assert output.tolist() == plain.tolist()
 
 
 def test_the_default_cache_by_name():
@@ -264,6 +276,22 @@ def test_use_cache_false(architecture, place):
     assert ours.sequences.tolist() == plain.sequences.tolist()
     assert cache_of(ours) is None and cache_of(plain) is None
     assert drafts_were_mixed(ours)
+
+
+def test_no_cache_and_a_cache():
+    """Plain `generate` reads everything into the cache again at each step, and its tokens are nonsense."""
+    with pytest.raises(hf_exactassist.UnsupportedCache, match="use_cache=False.*leave one"):
+        assisted(pair(), prompts([5]), **GREEDY, use_cache=False, **{CACHE: DynamicCache()})
+
+
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
+def test_outputs_of_the_whole_sequence(name):
+    """Without a cache plain `generate` returns them for every position at every step."""
+    settings = {**GREEDY, "use_cache": False, name: True}
+    plain = pair()[0].generate(**prompts([5]), **settings)
+    assert assisted(pair(), prompts([5]), **settings).tolist() == plain.tolist()
+    with pytest.raises(hf_exactassist.UnsupportedArgument, match=f"{name}.*leave out"):
+        assisted(pair(), prompts([5]), **settings, **RETURN)
 
 
 def test_the_old_name_of_the_cache():

@@ -158,13 +158,14 @@ LEFT_ALONE = {
 }
 
 
-@pytest.mark.parametrize("with_assistant", [False, True])
-@pytest.mark.parametrize("name", LEFT_ALONE)
+# with an assistant, the first two would be this library's
+CASES = [(name, False) for name in LEFT_ALONE] + [(name, True) for name in list(LEFT_ALONE)[2:]]
+
+
+@pytest.mark.parametrize("name,with_assistant", CASES)
 def test_other_calls_reach_transformers_unchanged(own, name, with_assistant, loops):
     target, assistant = own
     given = dict(LEFT_ALONE[name])
-    if with_assistant and name in ("no assistant", "sampling"):
-        pytest.skip("that is this library's call")
     if with_assistant:
         given["assistant_model"] = assistant
     seen = []
@@ -336,6 +337,15 @@ def test_the_tokenizer_arrives(door):
     plain = target.generate(**inputs, **GREEDY, stop_strings=stop, tokenizer=tokenizer)
     assert 5 < plain.shape[1] < free.shape[1]
     assert door(**inputs, **GREEDY, stop_strings=stop, tokenizer=tokenizer).tolist() == plain.tolist()
+
+
+def test_an_explicit_none_arrives(door, own):
+    """It is the only thing that beats the model's own config."""
+    target, inputs = pair()[0], prompts([5])
+    free = target.generate(**inputs, **GREEDY, eos_token_id=None)
+    own[0].generation_config.eos_token_id = free[0, 9].item()
+    assert door(**inputs, **GREEDY).shape[1] < free.shape[1]
+    assert door(**inputs, **GREEDY, eos_token_id=None).tolist() == free.tolist()
 
 
 def test_the_streamer_arrives(door):

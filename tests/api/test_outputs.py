@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from transformers import DynamicCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import hf_exactassist
 from hf_exactassist.schedules import ConstantSchedule
 from hf_exactassist.verification.distributions import probabilities
-from tests.api.helpers import assisted, cache_of, drafts_were_mixed, ends, pair, staggered_eos
+from tests.api.helpers import CACHE, assisted, cache_of, drafts_were_mixed, ends, pair, staggered_eos
 from tests.tiny import ScriptedDrafter, prompts
 
 
@@ -67,6 +68,29 @@ def test_everything_as_plain_generate(architecture, attention, batch):
     assert not torch.equal(ours.scores[0], ours.logits[0])
 
 
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("architecture", ["mistral", "gemma3"])
+def test_attentions_over_a_cache_that_keeps_everything(architecture, filled):
+    """A `DynamicCache()` without a config does not know of windows, so attention has entries beyond them, all zero."""
+    models, inputs = pair(architecture, "eager"), prompts([11, 4])
+
+    def run(decode):
+        given, cache = inputs, DynamicCache()
+        if filled:
+            ids = models[0].generate(**inputs, **{CACHE: cache}, max_new_tokens=5, eos_token_id=None)
+            given = {
+                "input_ids": ids,
+                "attention_mask": torch.nn.functional.pad(inputs["attention_mask"], (0, 5), value=1),
+            }
+        return decode(**given, **{CACHE: cache}, **EVERYTHING, max_new_tokens=9, eos_token_id=None, do_sample=False)
+
+    plain = run(models[0].generate)
+    ours = run(lambda **given: hf_exactassist.generate(models[0], **given, assistant_model=models[1]))
+    assert plain.attentions[-1][0].shape[-1] > 8
+    for name in ("scores", "logits", "hidden_states", "attentions"):
+        assert_same_steps(getattr(ours, name), getattr(plain, name), [9, 9])
+
+
 @pytest.mark.parametrize("right", range(6))
 def test_what_a_stop_takes_back_is_nowhere_in_the_output(right):
     """An EOS inside a block: row 0 holds zeros from then on, wherever in a block its stop falls."""
@@ -113,10 +137,11 @@ def test_only_what_was_asked_for(wanted):
     )
 
 
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_sampled_logits_and_scores_are_the_targets(batch):
+def test_sampled_logits_and_scores_are_the_targets(architecture, batch):
     """Against one teacher-forced forward over what was sampled; nothing impossible was drawn."""
-    models, inputs = pair(), prompts([7, 4, 5][:batch])
+    models, inputs = pair(architecture), prompts([7, 4, 5][:batch])
     warpers = {"temperature": 0.7, "top_k": 20, "top_p": 0.9}
     output = assisted(
         models,

@@ -297,7 +297,11 @@ def test_a_whole_number_may_come_as_a_float(target, trace):
 def test_arguments_that_contradict_each_other_are_refused(target):
     with pytest.raises(InvalidArgument, match="prompt_lookup_num_tokens"):
         assisted(target, noisy(target), prompt_lookup_num_tokens=3)
-    with pytest.raises(InvalidArgument, match="target itself"):
-        assisted(target, target)
     with pytest.raises(InvalidArgument, match="from_pretrained"):
         assisted(target, "a name")
+
+
+def test_the_target_may_be_its_own_assistant(target, trace):
+    """One object in both roles keeps two caches."""
+    assert torch.equal(assisted(target, target), target.generate(**prompts([6]), **SETTINGS))
+    assert trace.wanted() == [5, 5, 5, 4]
