@@ -128,7 +128,8 @@ class _Call:
         self.noise = None
         identities = range(self.rows.batch) if decoding.row_ids is None else decoding.row_ids
         if len(identities) != self.rows.batch:
-            raise InvalidArgument(f"`row_ids` must hold one number per returned row, {self.rows.batch}, got {len(identities)}.")
+            count = len(identities)
+            raise InvalidArgument(f"`row_ids` must hold one number per returned row, {self.rows.batch}, got {count}.")
         if generation_config.do_sample:
             self.noise = Noise(draw_seed(decoding.generator) if decoding.seed is None else decoding.seed, identities)
         self.schedule.start()

@@ -1,7 +1,8 @@
 """Named, counter-based random streams (contract 0x06D).
 
-A number is fixed by (seed, row identity, stream, position) alone, so what a row draws depends neither on the other rows of
-its batch nor on how many numbers were drawn before. Philox (Salmon et al., 2011) is the counter-based generator.
+A number is fixed by (seed, row identity, stream, position) alone, so what a row draws depends neither on the other
+rows of its batch nor on how many numbers were drawn before. Philox (Salmon et al., 2011) is the counter-based
+generator.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Noise:
 
     Args:
         seed (`int`): seed of the call, non-negative.
-        identities (`Sequence[int]`): identity of each row, non-negative; rows of equal identity and seed draw the same numbers.
+        identities (`Sequence[int]`): identity of each row, non-negative; rows of equal identity and seed draw the same
+            numbers.
     """
 
     def __init__(self, seed: int, identities: Sequence[int]) -> None:

@@ -1,7 +1,8 @@
 """The words of a round as dataclasses: what is drafted, judged and committed.
 
-*accepted* draft tokens are those kept by the target; the *recovered* token replaces the first rejected one; the *bonus*
-token follows a fully accepted draft. Recovered and bonus tokens are both called *terminal*: every round ends in one.
+*accepted* draft tokens are those kept by the target; the *recovered* token replaces the first rejected one; the
+*bonus* token follows a fully accepted draft. Recovered and bonus tokens are both called *terminal*: every round ends
+in one.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ class Draft:
     """The tokens a drafter proposes for every row of one round.
 
     Attributes:
-        tokens (`torch.LongTensor` of shape `(B, K)`): draft tokens, left-aligned; entries from `lengths[b]` on mean nothing.
+        tokens (`torch.LongTensor` of shape `(B, K)`): draft tokens, left-aligned; entries from `lengths[b]` on mean
+            nothing.
         lengths (`tuple[int, ...]` of length `B`): how many tokens each row drafted, each at most `K`.
         probs (`torch.Tensor` of shape `(B, K, V)`, *optional*): the distributions the tokens were drawn from (q).
-            `None` means a point-mass draft: the tokens are taken as given, and judging is exact however they were chosen.
+            `None` means a point-mass draft: the tokens are taken as given, and judging is exact however they were
+            chosen.
     """
 
     tokens: torch.Tensor
@@ -43,7 +46,8 @@ class Uniforms:
 
     Attributes:
         accept (`torch.Tensor` of shape `(B, K)`): one per acceptance test.
-        terminal (`torch.Tensor` of shape `(B, K + 1)`): one per place where the round may end; only the reached one is used.
+        terminal (`torch.Tensor` of shape `(B, K + 1)`): one per place where the round may end; only the reached one is
+            used.
     """
 
     accept: torch.Tensor
@@ -72,7 +76,8 @@ class Commit:
         drafted (`tuple[int, ...]`): draft length of each row.
         accepted (`tuple[int, ...]`): accepted draft tokens of each row, before stopping.
         tokens (`tuple[tuple[int, ...], ...]`): the tokens published for each row.
-        stops (`tuple[int | None, ...]`): length in columns at which a stopping criterion first held, `None` if none did.
+        stops (`tuple[int | None, ...]`): length in columns at which a stopping criterion first held, `None` if none
+            did.
     """
 
     rows: tuple[int, ...]

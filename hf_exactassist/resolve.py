@@ -1,7 +1,7 @@
 """From Transformers' arguments to a drafter and a schedule.
 
-Every setting is looked up as keyword argument, then in the `generation_config` of the call, then in the target's, then in
-the assistant's, then a default. The objects that are asked are never changed.
+Every setting is looked up as keyword argument, then in the `generation_config` of the call, then in the target's, then
+in the assistant's, then a default. The objects that are asked are never changed.
 """
 
 from __future__ import annotations

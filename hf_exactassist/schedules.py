@@ -1,8 +1,8 @@
 """How many tokens each row drafts next.
 
-A schedule may look only at the past of its own row, and of a round only at what was reached: accepted tokens and whether
-the whole draft was accepted. Anything else would tie the draft length to random numbers that are used again after a
-rejection, and bend the law.
+A schedule may look only at the past of its own row, and of a round only at what was reached: accepted tokens and
+whether the whole draft was accepted. Anything else would tie the draft length to random numbers that are used again
+after a rejection, and bend the law.
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ class DraftingContext:
 class Drafter(CandidateGenerator):
     """Proposes draft tokens for every active row of a batch.
 
-    With `Draft.probs` a drafter promises that its tokens were drawn from them; without, anything goes. It may stop early,
-    but never takes a drawn token back. It is a [`~transformers.generation.CandidateGenerator`] too, so that the same
-    object serves Transformers' own assisted loop, which knows one row.
+    With `Draft.probs` a drafter promises that its tokens were drawn from them; without, anything goes. It may stop
+    early, but never takes a drawn token back. It is a [`~transformers.generation.CandidateGenerator`] too, so that the
+    same object serves Transformers' own assisted loop, which knows one row.
     """
 
     forwards: int = 0
@@ -92,8 +92,8 @@ class Drafter(CandidateGenerator):
             input_ids (`torch.LongTensor` of shape `(1, L)`): all tokens so far.
 
         Returns:
-            the candidates of shape `(1, L + K)` and logits of shape `(1, K, V)` whose softmax the tokens were drawn from, or
-            `None` for point-mass drafts.
+            the candidates of shape `(1, L + K)` and logits of shape `(1, K, V)` whose softmax the tokens were drawn
+            from, or `None` for point-mass drafts.
 
         Raises:
             RuntimeError: [`standalone`] was not called.

@@ -100,8 +100,8 @@ def check_outputs_without_cache(generation_config: GenerationConfig) -> None:
     wanted = [name for name in OUTPUT_FLAGS if getattr(generation_config, name)]
     if wanted and generation_config.return_dict_in_generate:
         raise UnsupportedArgument(
-            f"With `use_cache=False`, {' and '.join(wanted)} speak about the whole sequence at every step, which an assistant "
-            "saves reading again: leave out `use_cache=False`, or these outputs."
+            f"With `use_cache=False`, {' and '.join(wanted)} speak about the whole sequence at every step, which an "
+            "assistant saves reading again: leave out `use_cache=False`, or these outputs."
         )
 
 
@@ -120,8 +120,8 @@ def check_cache(cache: Any) -> None:
         )
     if cache.offloading:
         raise UnsupportedCache(
-            'Offloaded caches are not supported with an assistant: pass `cache_implementation="dynamic"`, or a cache without '
-            "`offloading`."
+            'Offloaded caches are not supported with an assistant: pass `cache_implementation="dynamic"`, or a cache '
+            "without `offloading`."
         )
 
 

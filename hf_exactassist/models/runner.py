@@ -48,8 +48,9 @@ class RowRunner:
         Args:
             input_ids (`torch.LongTensor` of shape `(B, P)`): prompts.
             generation_config (`GenerationConfig`): for chunked prefill.
-            model_kwargs (`dict`): forward arguments as `generate` prepared them; their cache is emptied into this runner's.
-                Token types (the last one is repeated, as in plain `generate`) and output flags hold for later forwards too.
+            model_kwargs (`dict`): forward arguments as `generate` prepared them; their cache is emptied into this
+                runner's. Token types (the last one is repeated, as in plain `generate`) and output flags hold for
+                later forwards too.
 
         Returns:
             `ModelOutput`: the model's outputs; `logits[:, -1]` score the first new token.
@@ -95,8 +96,8 @@ class RowRunner:
     ) -> Any:
         """One forward over a block of tokens per row. Valid lengths do not change: the caller says what counts.
 
-        Ragged blocks carry filler tokens, which are treated like further tokens after the row's end: they write slots that
-        later tokens overwrite, and no real query sees them.
+        Ragged blocks carry filler tokens, which are treated like further tokens after the row's end: they write slots
+        that later tokens overwrite, and no real query sees them.
 
         Args:
             tokens (`torch.LongTensor` of shape `(B, W)`): tokens; filler where a row has fewer than `W`.

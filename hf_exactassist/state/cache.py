@@ -1,8 +1,8 @@
 """Row-addressed key/value cache: every row of a batch has its own length.
 
 A slot is a column of the returned sequences. A forward writes the rows it is given to the slots named beforehand
-([`RowCache.aim`]) and reads the slots up to the highest one written; a ready 4-D mask hides what a query may not see. So
-going back is forgetting a length: no copy, no padding; stale slots are overwritten before any query can see them.
+([`RowCache.aim`]) and reads the slots up to the highest one written; a ready 4-D mask hides what a query may not see.
+So going back is forgetting a length: no copy, no padding; stale slots are overwritten before any query can see them.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ class RowCache(Cache):
         """A copy of one row's valid slots."""
         end = self.lengths[index]
         return [
-            (layer.keys[index, :, :end].clone(), layer.values[index, :, :end].clone()) if layer.is_initialized else None
-            for layer in self.layers
+            (layer.keys[index, :, :end].clone(), layer.values[index, :, :end].clone()) if layer.is_initialized else
+            None for layer in self.layers
         ]
 
     def put_rows(self, rows: Sequence[RowStates]) -> None:

@@ -158,7 +158,7 @@ class ProcessorPipeline:
 
     @property
     def asks_caller(self) -> bool:
-        """Whether code of the caller's is asked, which may fail on a prefix that plain `generate` would never show it."""
+        """Whether code of the caller's is asked, which may fail on prefixes that plain `generate` never shows it."""
         return any(isinstance(stage, (_WholeBatch, _PrefixConstrained)) for stage in self._stages)
 
     def with_list(self, processors: Sequence[Any]) -> ProcessorPipeline:

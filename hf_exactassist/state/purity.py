@@ -12,7 +12,6 @@ import enum
 import functools
 import hashlib
 import random
-import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 # too large to copy, and not what a processor keeps its own state in
 _SHARED = (torch.nn.Module, PreTrainedTokenizerBase)
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, range, enum.Enum, re.Pattern)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, range, enum.Enum)
 _ATOMS = (*_PLAIN, torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (list, dict, set, torch.Tensor, np.ndarray)
 # their classes keep no state for a processor
@@ -84,7 +83,8 @@ def _copy(value: Any, memo: dict[int, Any]) -> Any:
     if not isinstance(value, types.FunctionType):
         return copy.deepcopy(value, memo)
     cells, names = tuple(types.CellType() for _ in value.__closure__ or ()), dict(value.__globals__)
-    function = types.FunctionType(value.__code__, names, value.__name__, copy.deepcopy(value.__defaults__, memo), cells)
+    defaults = copy.deepcopy(value.__defaults__, memo)
+    function = types.FunctionType(value.__code__, names, value.__name__, defaults, cells)
     function.__kwdefaults__ = copy.deepcopy(value.__kwdefaults__, memo)
     memo[id(value)] = function
     names.update({name: _copy(part, memo) for name, part in _held(value).items()})
@@ -94,7 +94,7 @@ def _copy(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _held(function: types.FunctionType) -> dict[str, Any]:
-    """Globals a function can keep state in: containers, and what its own module made. Assigning one is state by itself."""
+    """Globals a function can keep state in: containers, and what its own module made. Assigning one is state."""
     names: set[str] = set()
     if (function.__module__ or "").partition(".")[0] in _LIBRARIES:
         return {}

@@ -19,8 +19,8 @@ class Rows:
         prompt_mask (`torch.Tensor` of shape `(B, P)`, *optional*): 0 marks padding.
         max_length (`int`): columns at most, prompt included.
         pad_token_id (`int`): fills the columns after a row's end.
-        stop_alone (`bool`): whether a row ends at its own stop. Without an EOS id plain `generate` lets every row go on
-            until the last one has stopped, and so do we.
+        stop_alone (`bool`): whether a row ends at its own stop. Without an EOS id plain `generate` lets every row go
+            on until the last one has stopped, and so do we.
     """
 
     def __init__(

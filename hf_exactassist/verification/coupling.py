@@ -1,8 +1,9 @@
 """Maximal coupling of target and draft (Leviathan et al. 2023, Chen et al. 2023; contract 0x03).
 
 A draft token `d ~ q` is kept when `u * q(d) < p(d)`; at the first rejection the round ends in a token drawn from the
-residual `max(p - q, 0)`; after a fully accepted draft it ends in a bonus token drawn from `p`. Either way the published
-tokens follow `p`. Without `q` the draft is a point mass: keep `d` with probability `p(d)`, else draw from `p` without `d`.
+residual `max(p - q, 0)`; after a fully accepted draft it ends in a bonus token drawn from `p`. Either way the
+published tokens follow `p`. Without `q` the draft is a point mass: keep `d` with probability `p(d)`, else draw from
+`p` without `d`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def accepts(p: torch.Tensor, q: torch.Tensor, uniforms: torch.Tensor) -> torch.T
 def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """Weights of the recovered token: `max(p - q, 0)`, or `p` where nothing is left of it (0x03C, 0x03D).
 
-    An empty residual means `p` and `q` agree up to rounding: a rejection then has probability 0 in exact arithmetic, and
-    the target's own law is the answer that keeps every token reachable.
+    An empty residual means `p` and `q` agree up to rounding: a rejection then has probability 0 in exact arithmetic,
+    and the target's own law is the answer that keeps every token reachable.
 
     Args:
         p (`torch.Tensor` of shape `(N, V)`): target probabilities.
@@ -69,14 +70,14 @@ def verify_sampled(scores: torch.Tensor, draft: Draft, uniforms: Uniforms) -> Ve
     """Judges a draft so that the published tokens have exactly the target's law.
 
     Args:
-        scores (`torch.Tensor` of shape `(B, K + 1, V)`): processed target scores; row `i` scores draft token `i`, and row
-            `draft.lengths[b]` the bonus token. Rows beyond it mean nothing.
+        scores (`torch.Tensor` of shape `(B, K + 1, V)`): processed target scores; row `i` scores draft token `i`, and
+            row `draft.lengths[b]` the bonus token. Rows beyond it mean nothing.
         draft (`Draft`): the judged draft, with `probs` of shape `(B, K, V)` or `None` for point masses.
         uniforms (`Uniforms`): the noise; pure function of it.
 
     Returns:
-        `Verdict`: accepted lengths and terminal tokens. A row whose reached scores hold NaN or no finite value has no law to
-        draw from; its terminal "token" is `V`, which the caller must refuse.
+        `Verdict`: accepted lengths and terminal tokens. A row whose reached scores hold NaN or no finite value has no
+        law to draw from; its terminal "token" is `V`, which the caller must refuse.
     """
     p = probabilities(scores)
     width = draft.tokens.shape[1]

@@ -54,7 +54,8 @@ def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The token whose interval of the cumulative weights contains the uniform.
 
     Args:
-        weights (`torch.Tensor` of shape `(N, V)`): non-negative weights; they need not sum to one, but each row needs some mass.
+        weights (`torch.Tensor` of shape `(N, V)`): non-negative weights; they need not sum to one, but each row needs
+            some mass.
         uniforms (`torch.Tensor` of shape `(N,)`): numbers in `[0, 1)`.
 
     Returns:

@@ -12,8 +12,8 @@ def verify_greedy(scores: torch.Tensor, draft: Draft) -> Verdict:
     """Accepts the longest prefix of arg-max tokens; the terminal token is the arg-max after it.
 
     Args:
-        scores (`torch.Tensor` of shape `(B, K + 1, V)`): processed target scores; row `i` scores draft token `i`, and row
-            `draft.lengths[b]` the bonus token. Rows beyond it mean nothing.
+        scores (`torch.Tensor` of shape `(B, K + 1, V)`): processed target scores; row `i` scores draft token `i`, and
+            row `draft.lengths[b]` the bonus token. Rows beyond it mean nothing.
         draft (`Draft`): the judged draft; its `probs` play no part.
 
     Returns:

@@ -16,8 +16,8 @@ _LARGEST_PADDING = 1024
 def shared_tokens(target_size: int, assistant_size: int, tokenizer: Any = None, assistant_tokenizer: Any = None) -> torch.Tensor:
     """Which target tokens mean the same to the assistant.
 
-    With both tokenizers their token maps are compared: every id that both know must stand for the same token. Without, the
-    heads may differ by padding only.
+    With both tokenizers their token maps are compared: every id that both know must stand for the same token. Without,
+    the heads may differ by padding only.
 
     Args:
         target_size (`int`): rows of the target's head.

@@ -1,14 +1,18 @@
-"""What the tests of the doors share: pairs of models, plain references and a recording streamer."""
+"""What the tests of the doors share: pairs of models, a toy tokenizer, comparisons and a recording streamer."""
 
 import functools
 import itertools
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
 from transformers.generation.streamers import BaseStreamer
 
 import hf_exactassist
 from hf_exactassist.models import compat
-from tests.tiny import noisy, tiny
+from tests.tiny import VOCABULARY, noisy, tiny
 
 
 CACHE = compat.CACHE_ARGUMENT
@@ -19,9 +23,10 @@ NOISE = {"gemma3": 0.25}
 @functools.cache
 def pair(architecture="llama", attention="sdpa"):
     """A target and an assistant that agrees often but not always. Shared by the tests, so nobody may change them."""
-    target = tiny(architecture)
-    target.set_attn_implementation(attention)
-    return target, noisy(target, NOISE.get(architecture, 0.15))
+    with torch.random.fork_rng():  # the first test to ask keeps its seed
+        target = tiny(architecture)
+        target.set_attn_implementation(attention)
+        return target, noisy(target, NOISE.get(architecture, 0.15))
 
 
 def assisted(models, inputs, **settings):
@@ -81,6 +86,25 @@ def assert_same_cache(ours, plain, atol=1e-4):
         assert keys.shape == theirs.shape and values.shape == their_values.shape
         torch.testing.assert_close(keys, theirs, atol=atol, rtol=atol)
         torch.testing.assert_close(values, their_values, atol=atol, rtol=atol)
+
+
+def toy_tokenizer(swapped=False, **settings):
+    """One word per token: `w7` is token 7. `swapped` exchanges the words of two tokens."""
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    words["abcdef"] = words.pop("w4")  # Transformers' stop strings look at every token behind this text
+    words["<pad>"], words["<bos>"], words["<eos>"] = words.pop("w0"), words.pop("w1"), words.pop("w2")
+    if swapped:
+        words["w7"], words["w8"] = words["w8"], words["w7"]
+    backend = Tokenizer(WordLevel(words, unk_token="w3"))
+    backend.pre_tokenizer = WhitespaceSplit()
+    special = {
+        "pad_token": "<pad>",
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "padding_side": "left",
+        "unk_token": "w3",
+    }
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special, **settings)
 
 
 class RecordingStreamer(BaseStreamer):

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import GenerationConfig, PreTrainedTokenizerFast, pipeline
+from transformers import GenerationConfig, pipeline
 from transformers.generation import (
     GenerationMixin,
     LogitsProcessorList,
@@ -24,8 +21,8 @@ import hf_exactassist
 from hf_exactassist import AssistedDecoding, disable, enable, is_enabled
 from hf_exactassist.drafters import PromptLookupDrafter
 from hf_exactassist.schedules import ConstantSchedule
-from tests.api.helpers import RecordingStreamer, drafts_were_mixed, pair
-from tests.tiny import VOCABULARY, noisy, prompts, tiny
+from tests.api.helpers import RecordingStreamer, drafts_were_mixed, pair, toy_tokenizer
+from tests.tiny import noisy, prompts, tiny
 
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "exact-assist"
@@ -36,25 +33,6 @@ GREEDY = {"max_new_tokens": 16, "do_sample": False}
 def own():
     """A pair of its own for a test that touches the instance."""
     return copy.deepcopy(pair()[0]), copy.deepcopy(pair()[1])
-
-
-def toy_tokenizer(swapped=False, **settings):
-    """One word per token: `w7` is token 7. `swapped` exchanges the words of two tokens."""
-    words = {f"w{i}": i for i in range(VOCABULARY)}
-    words["abcdef"] = words.pop("w4")  # Transformers' stop strings look at every token behind this text
-    words["<pad>"], words["<bos>"], words["<eos>"] = words.pop("w0"), words.pop("w1"), words.pop("w2")
-    if swapped:
-        words["w7"], words["w8"] = words["w8"], words["w7"]
-    backend = Tokenizer(WordLevel(words, unk_token="w3"))
-    backend.pre_tokenizer = WhitespaceSplit()
-    special = {
-        "pad_token": "<pad>",
-        "bos_token": "<bos>",
-        "eos_token": "<eos>",
-        "padding_side": "left",
-        "unk_token": "w3",
-    }
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **special, **settings)
 
 
 # --- enable and disable ---

@@ -8,8 +8,7 @@ from transformers import TextIteratorStreamer
 
 import hf_exactassist
 from hf_exactassist.schedules import ConstantSchedule
-from tests.api.helpers import RecordingStreamer, assisted, drafts_were_mixed, pair, staggered_eos
-from tests.api.test_doors import toy_tokenizer
+from tests.api.helpers import RecordingStreamer, assisted, drafts_were_mixed, pair, staggered_eos, toy_tokenizer
 from tests.tiny import ScriptedDrafter, prompts
 
 
@@ -130,7 +129,7 @@ def test_transformers_own_errors_end_the_streamer_too():
     for settings in ({"no_such_argument": 1}, {"do_sample": True, "temperature": -1.0}):
         streamer = RecordingStreamer()
         with pytest.raises(ValueError):
-            assisted(pair(), prompts([5]), streamer=streamer, **settings)
+            assisted(pair(), prompts([5]), max_new_tokens=3, streamer=streamer, **settings)
         assert streamer.ended == 1
 
 

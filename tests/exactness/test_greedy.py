@@ -193,19 +193,26 @@ def test_rounds_without_and_rounds_with_all_drafts_alternate(target, k):
 # --- ends ---
 
 
+def ends(new, eos):
+    """Where each row ends and by which id: `(place, id)`."""
+    places = [next((i for i, token in enumerate(tokens) if token in eos), None) for tokens in new]
+    return [(len(tokens), None) if i is None else (i, tokens[i]) for i, tokens in zip(places, new, strict=True)]
+
+
 def ending(target, inputs, count):
-    """EOS ids from the model's own greedy text (trap 3), so that the rows end at different places."""
-    width = inputs["input_ids"].shape[1]
-    new = plain(target, inputs)[:, width:].tolist()
-    best, most = [], 0
-    # greedily: the id that makes the number of different ends largest
+    """EOS ids from the model's own greedy text (trap 3), so that rows end at different places and by different ids."""
+    new = plain(target, inputs)[:, inputs["input_ids"].shape[1] :].tolist()
+    chosen = []
     for _ in range(count):
-        for token in sorted({token for tokens in new for token in tokens} - set(best)):
-            places = [min((tokens.index(e) for e in [*best, token] if e in tokens), default=NEW) for tokens in new]
-            if min(places) > 0 and len(set(places)) + sum(places) / 1000 > most:
-                most, chosen = len(set(places)) + sum(places) / 1000, token
-        best.append(chosen)
-    return best
+
+        def worth(token):
+            found = ends(new, [*chosen, token])
+            # late ends leave room for the next id
+            return len({end for _, end in found}), len({i for i, _ in found}), sum(i for i, _ in found)
+
+        candidates = sorted({token for tokens in new for token in tokens} - set(chosen))
+        chosen.append(max((t for t in candidates if min(i for i, _ in ends(new, [t])) > 0), key=worth))
+    return chosen
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -214,11 +221,8 @@ def test_rows_that_end_in_different_rounds(target, even, count):
     inputs = prompts(LENGTHS)
     eos = ending(target, inputs, count)
     expected = plain(target, inputs, eos_token_id=eos)
-    width = max(LENGTHS)
-    ends = {
-        next((i for i, token in enumerate(tokens) if token in eos), NEW) for tokens in expected[:, width:].tolist()
-    }
-    assert len(ends) >= 2
+    found = ends(plain(target, inputs)[:, max(LENGTHS) :].tolist(), eos)
+    assert len({place for place, _ in found}) >= 2 and len({token for _, token in found} - {None}) >= min(count, 2)
     for assistant in (even, copy.deepcopy(target)):
         for k in (2, 5, 20):
             output = assisted(target, inputs, assistant, eos_token_id=eos, num_assistant_tokens=k)

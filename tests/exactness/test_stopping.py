@@ -70,7 +70,7 @@ def test_eos_ends_the_text_at_every_place_of_a_block(target, twin, inputs, greed
     new = greedy.index(greedy[place]) + 1
     assert ours.sequences.shape[1] == PROMPT + new
     # the prefill gives the first token; the rest comes in rounds of `k + 1`
-    assert ours.assist_stats.rounds == 1 + -(-(new - 1) // (k + 1))
+    assert ours.assist_stats.target_forwards == 1 + -(-(new - 1) // (k + 1))
     assert ours.assist_stats.published == new
 
 
@@ -178,7 +178,7 @@ def test_stop_string_cuts_the_block_with_an_assistant(target, twin, inputs, gree
     )
     assert (ours.sequences.shape[1] == PROMPT + TOKENS) == (name == "never")
     # all drafts are right, so that the stop lies inside a block
-    assert ours.assist_stats.rounds == 1 + -(-(ours.sequences.shape[1] - PROMPT - 1) // (k + 1))
+    assert ours.assist_stats.target_forwards == 1 + -(-(ours.sequences.shape[1] - PROMPT - 1) // (k + 1))
 
 
 @pytest.mark.parametrize("k", [1, 3, 20])

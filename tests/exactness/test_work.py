@@ -11,7 +11,8 @@ import torch
 import hf_exactassist
 from hf_exactassist.drafters import AssistantModelDrafter
 from hf_exactassist.models import admission
-from tests.tiny import ARCHITECTURES, EVEN_NOISE, noisy, prompts, tiny
+from hf_exactassist.schedules import ConstantSchedule
+from tests.tiny import ARCHITECTURES, EVEN_NOISE, ScriptedDrafter, noisy, prompts, tiny
 
 
 LENGTHS = (1, 5, 8, 13)
@@ -200,3 +201,19 @@ def test_the_counters_add_up(monkeypatch, proposals, kind, eos):
     assert stats.drafted_by_position == [sum(length > i for length in drafted) for i in places]
     assert stats.accepted_by_position == [sum(length > i for length in kept) for i in places]
     assert stats.acceptance_rate == stats.accepted / stats.drafted
+
+
+def test_accepted_tokens_that_a_stop_cuts_off_are_not_counted():
+    """Contract 0x05B, 0x06: a drafter that runs past the end, and whose tokens are all right."""
+    target, inputs, width = tiny(), prompts(LENGTHS), max(LENGTHS)
+    sequences = target.generate(**inputs, **SETTINGS)
+    eos = sequences[:, width + 7].tolist()
+    drafter = ScriptedDrafter(sequences, lambda row, number: 5)
+    decoding = hf_exactassist.AssistedDecoding(drafter, ConstantSchedule(5))
+    settings = {**SETTINGS, "eos_token_id": eos, "return_dict_in_generate": True, "custom_generate": decoding}
+    stats = target.generate(**inputs, **settings).assist_stats
+    ends = [next(i + 1 for i, token in enumerate(row) if token in eos) for row in sequences[:, width:].tolist()]
+    assert stats.published == sum(ends)
+    kept = [min(a, len(t)) for c in drafter.observed for a, t in zip(c.accepted, c.tokens, strict=True)]
+    assert stats.accepted == sum(kept) < sum(a for c in drafter.observed for a in c.accepted)
+    assert stats.accepted_by_position == [sum(length > i for length in kept) for i in range(5)]

@@ -1,10 +1,11 @@
 """Walks every random choice of the real decoding loop and adds up the joint law of what it returns.
 
-The loop takes its randomness from a `Noise` as numbers keyed by (stream, row, position). Here such a number is not a value
-but an interval of what it may be, `[0, 1)` at first. Whenever the loop compares it with something (an acceptance test, a
-draw by inverse CDF), the interval splits into the parts that decide differently, and the walk follows each part with its
-share of the mass. A number that is used again, after a rejection before its position, stays in the part it was found in:
-so choices that depend on numbers not yet reached show up as a wrong law, as they would in reality.
+The loop takes its randomness from a `Noise` as numbers keyed by (stream, row, position). Here such a number is not a
+value but an interval of what it may be, `[0, 1)` at first. Whenever the loop compares it with something (an acceptance
+test, a draw by inverse CDF), the interval splits into the parts that decide differently, and the walk follows each
+part with its share of the mass. A number that is used again, after a rejection before its position, stays in the part
+it was found
+in: so choices that depend on numbers not yet reached show up as a wrong law, as they would in reality.
 """
 
 import contextlib
@@ -97,7 +98,8 @@ def prepare(model, inputs, **settings):
     """Everything `generate` prepares for a decoding loop, once; the walk then runs the loop alone many times.
 
     Returns:
-        a function that runs a loop (`AssistedDecoding`, or `GenerationMixin._sample` for plain decoding) from the start.
+        a function that runs a loop (`AssistedDecoding`, or `GenerationMixin._sample` for plain decoding) from the
+            start.
     """
     captured = {}
 

@@ -121,6 +121,9 @@ def test_a_row_may_have_nothing_to_read_in_a_block(model):
 def test_a_right_aligned_block_needs_only_its_last_logits(model, keep):
     played = Played(model)
     played.step([4, 2, 3, 2], [4, 2, 3, 2], right=True, keep=keep)
+    # a model that knows no `logits_to_keep` returns them all
+    played.runner._keeps_logits = False
+    played.step([2, 4, 3, 3], [2, 4, 3, 3], right=True, keep=keep)
 
 
 def test_rejected_tokens_leave_no_trace(model):

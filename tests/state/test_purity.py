@@ -211,7 +211,7 @@ def global_tensor(input_ids, scores):
 
 
 def comprehension(input_ids, scores):
-    return biased(scores, [SEEN.append(1) for _ in range(2)] and len(SEEN))
+    return biased(scores, sum(SEEN.append(1) or len(SEEN) for _ in range(2)))
 
 
 def note():
