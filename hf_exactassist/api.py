@@ -42,17 +42,28 @@ def generate(
 ) -> Any:
     """`model.generate(...)` with exact assistance for any batch.
 
-    All arguments of [`~transformers.GenerationMixin.generate`] keep their names and meanings. With `assistant_model` or
-    `prompt_lookup_num_tokens` this library decodes: greedy calls return the tokens of the call without them, sampled calls
-    follow its law. Every other call is Transformers' own, unchanged.
+    All arguments of [`~transformers.GenerationMixin.generate`] keep their names and meanings. With `assistant_model`
+    or `prompt_lookup_num_tokens` this library decodes: greedy calls return the tokens of the call without them,
+    sampled calls follow its law. Every other call is Transformers' own, unchanged.
 
     Args:
         model (`PreTrainedModel`): the target.
         inputs (`torch.Tensor` of shape `(B, P)`, *optional*): prompts, left-padded; also as `input_ids=`.
+        generation_config (`GenerationConfig`, *optional*): as in Transformers; keyword arguments beat it.
+        logits_processor (`LogitsProcessorList`, *optional*): further processors; stateless ones only, for now.
+        stopping_criteria (`StoppingCriteriaList`, *optional*): further criteria; each sees every published prefix.
+        prefix_allowed_tokens_fn (`Callable`, *optional*): allowed next tokens by batch index and prefix.
+        synced_gpus (`bool`, *optional*): refused with an assistant if `True`.
+        assistant_model (`PreTrainedModel`, *optional*): a smaller model with the target's token map.
+        streamer (`BaseStreamer`, *optional*): gets one token at a time; ended once, also on error.
+        negative_prompt_ids (`torch.Tensor`, *optional*): for guidance, which is refused with an assistant for now.
+        negative_prompt_attention_mask (`torch.Tensor`, *optional*): the same.
+        custom_generate (`str` or `Callable`, *optional*): another decoding loop or recipe; the call then goes to it.
         seed (`int`, *optional*): fixes what a sampled call draws; without, one number is taken from `generator`.
         generator (`torch.Generator`, *optional*): torch's global generator by default.
         row_ids (`Sequence[int]`, *optional*): identity of each returned row for its random numbers; a row's result
             depends on seed and identity, not on its place or company in a batch. Its index by default.
+        **kwargs: generation settings and model arguments, as in Transformers.
 
     Returns:
         what `model.generate` returns. With `return_dict_in_generate=True` the output object also has `assist_stats`.

@@ -15,8 +15,8 @@ from .output import AssistedDecoderOnlyOutput, StepRecorder
 from .randomness import ACCEPT, TERMINAL, Noise, draw_seed
 from .records import Commit, Draft, Uniforms, Verdict
 from .schedules import DraftSchedule
-from .state.caller_cache import CallerCache
 from .state.cache import RowStates
+from .state.caller_cache import CallerCache
 from .state.processors import ProcessorPipeline
 from .state.rows import Rows
 from .state.stopping import StoppingRules
@@ -28,8 +28,8 @@ from .verification.greedy import verify_greedy
 class AssistedDecoding:
     """A decoding loop for `model.generate(..., custom_generate=AssistedDecoding(...))`.
 
-    [`~hf_exactassist.generate`] is the usual door: Transformers drops `streamer`, `tokenizer` and `assistant_model` for
-    callables, so they must be given here instead.
+    [`~hf_exactassist.generate`] is the usual door: Transformers drops `streamer`, `tokenizer` and `assistant_model`
+    for callables, so they must be given here instead.
 
     Args:
         drafter (`Drafter`): proposes tokens.
@@ -134,9 +134,7 @@ class _Call:
             self.noise = Noise(draw_seed(decoding.generator) if decoding.seed is None else decoding.seed, identities)
         self.schedule.start()
         self.drafter.start(
-            DraftingContext(
-                self.rows, self.processors, compat.head_size(model), self.rules.eos_token_ids, self.noise
-            )
+            DraftingContext(self.rows, self.processors, compat.head_size(model), self.rules.eos_token_ids, self.noise)
         )
         self.stats = AssistStats()
         self.finished: dict[int, RowStates] = {}
@@ -158,7 +156,9 @@ class _Call:
 
     def prefill(self) -> Any:
         """Reads the prompts as plain `generate` does."""
-        outputs = self.target.prefill(self.rows.ids[:, : self.rows.prompt_length], self.generation_config, self.model_kwargs)
+        outputs = self.target.prefill(
+            self.rows.ids[:, : self.rows.prompt_length], self.generation_config, self.model_kwargs
+        )
         self.slots = self.target.cache.lengths[0]
         # a cache of the caller's may keep more than the model's windows, and attention is returned over what it keeps
         layers = self.caller_cache.cache.layers
@@ -228,8 +228,8 @@ class _Call:
         tokens = [[*row[:count], row[-2]] for row, count in zip(table, accepted, strict=True)]
         if max(row[-1] for row in tokens) >= scores.shape[-1]:
             raise RuntimeError(
-                "The target's processed scores hold NaN or leave no token to choose. Check the model's weights and dtype and "
-                "the logits processors; plain `generate` fails on them too."
+                "The target's processed scores hold NaN or leave no token to choose. Check the model's weights and "
+                "dtype and the logits processors; plain `generate` fails on them too."
             )
         self.rows.lay_out(tokens)
         self.recorder.record(logits, scores, outputs, [len(row) for row in tokens])

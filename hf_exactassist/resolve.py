@@ -42,7 +42,9 @@ class Settings:
         return next((value for value in values if value is not None), default)
 
 
-def call_settings(model: PreTrainedModel, generation_config: GenerationConfig | None, kwargs: dict[str, Any]) -> Settings:
+def call_settings(
+    model: PreTrainedModel, generation_config: GenerationConfig | None, kwargs: dict[str, Any]
+) -> Settings:
     """The settings of a call, the assistant's own left out."""
     configs = (generation_config, model.generation_config)
     return Settings(kwargs, tuple(config for config in configs if config is not None))
@@ -78,7 +80,9 @@ def resolve_drafter(
         ExactAssistError: arguments that contradict each other, make no sense or are not supported.
     """
     if settings.get("speculation_type") is not None:
-        raise UnsupportedArgument("`speculation_type` is not supported: leave it out to draft with `assistant_model` alone.")
+        raise UnsupportedArgument(
+            "`speculation_type` is not supported: leave it out to draft with `assistant_model` alone."
+        )
     lookup = settings.get("prompt_lookup_num_tokens")
     if assistant_model is None:
         size = _at_least_one("max_matching_ngram_size", settings.get("max_matching_ngram_size", 2))

@@ -13,14 +13,14 @@ from abc import ABC, abstractmethod
 class DraftSchedule(ABC):
     """Draft length per row. Rows are original batch indices."""
 
-    def start(self) -> None:
+    def start(self) -> None:  # noqa: B027 - most schedules have nothing to forget
         """Forgets earlier calls. The default remembers nothing."""
 
     @abstractmethod
     def length(self, row: int) -> int:
         """Tokens row `row` should draft in the coming round, before its budget caps it."""
 
-    def observe(self, row: int, drafted: int, accepted: int) -> None:
+    def observe(self, row: int, drafted: int, accepted: int) -> None:  # noqa: B027 - or to learn
         """Tells the schedule how a round of `drafted` tokens ended. The default learns nothing."""
 
 

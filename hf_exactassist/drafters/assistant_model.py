@@ -20,13 +20,13 @@ from .warpers import with_own_warpers
 class AssistantModelDrafter(Drafter):
     """Drafts with an assistant model over its own row-addressed cache.
 
-    Where the call samples, tokens are drawn from the assistant's processed distribution, which goes along as `Draft.probs`;
-    greedy calls get the assistant's arg-max as point masses.
+    Where the call samples, tokens are drawn from the assistant's processed distribution, which goes along as
+    `Draft.probs`; greedy calls get the assistant's arg-max as point masses.
 
     Args:
         model (`PreTrainedModel`): an admitted model; it is not changed.
-        shared_tokens (`torch.BoolTensor` of shape `(V,)`): target tokens that mean the same to the assistant; others are
-            never drafted, and are read by the assistant as token `unknown_token`.
+        shared_tokens (`torch.BoolTensor` of shape `(V,)`): target tokens that mean the same to the assistant; others
+            are never drafted, and are read by the assistant as token `unknown_token`.
         unknown_token (`int`): any token of the assistant's vocabulary.
         warper_settings (`dict[str, Any]`, *optional*): sampling settings that replace the target's, by argument name.
         confidence_threshold (`float`): stop a draft after a token of lower probability; 0 never stops.
@@ -138,7 +138,7 @@ class AssistantModelDrafter(Drafter):
         return tuple(usable.sum(dim=1).tolist())
 
     def _read_published(self) -> torch.Tensor:
-        """Lets the assistant read every published token it has not read; logits of shape `(B, 1, V)` after the last."""
+        """Lets the assistant read every published token it has not read; logits `(B, 1, V)` after the last."""
         rows = self.context.rows
         ends = rows.active_lengths()
         if self._runner is None:

@@ -83,13 +83,12 @@ class Drafter(CandidateGenerator):
         self._judged: tuple[torch.Tensor, Draft] | None = None
         return self
 
-    def get_candidates(
-        self, input_ids: torch.Tensor, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def get_candidates(self, input_ids: torch.Tensor, **kwargs: object) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One draft for Transformers' loop.
 
         Args:
             input_ids (`torch.LongTensor` of shape `(1, L)`): all tokens so far.
+            **kwargs: what Transformers' loop gives to other generators; not used.
 
         Returns:
             the candidates of shape `(1, L + K)` and logits of shape `(1, K, V)` whose softmax the tokens were drawn
@@ -122,7 +121,9 @@ class Drafter(CandidateGenerator):
         """Learns from the next `input_ids` how Transformers' loop judged the last draft."""
         new = input_ids[0, before.shape[1] :].tolist()
         drafted = draft.tokens[0, : draft.lengths[0]].tolist()
-        accepted = next((i for i, (a, b) in enumerate(zip(new, drafted, strict=False)) if a != b), min(len(new), len(drafted)))
+        accepted = next(
+            (i for i, (a, b) in enumerate(zip(new, drafted, strict=False)) if a != b), min(len(new), len(drafted))
+        )
         commit = Commit((0,), draft.lengths, (accepted,), (tuple(new),), (None,))
         self.context.rows.lay_out(commit.tokens)
         self.context.rows.publish(commit)

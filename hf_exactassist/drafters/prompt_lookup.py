@@ -29,9 +29,7 @@ class PromptLookupDrafter(Drafter):
         for row, wanted in zip(rows.active, lengths, strict=True):
             text = rows.ids[row, : rows.lengths[row]]
             if rows.prompt_mask is not None and rows.prompt_mask.shape[1] == rows.prompt_length:
-                text = torch.cat(
-                    [text[: rows.prompt_length][rows.prompt_mask[row] != 0], text[rows.prompt_length :]]
-                )
+                text = torch.cat([text[: rows.prompt_length][rows.prompt_mask[row] != 0], text[rows.prompt_length :]])
             found.append(self._continuation(text, min(wanted, self.num_tokens)))
         tokens = torch.zeros(len(found), max(map(len, found), default=0), dtype=torch.long, device=rows.ids.device)
         for row, continuation in zip(tokens, found, strict=True):

@@ -55,14 +55,14 @@ def check_decoding_mode(generation_config: GenerationConfig) -> None:
     """
     if generation_config.assistant_ensemble_weight is not None:
         raise UnsupportedDecodingMode(
-            "`assistant_ensemble_weight` trades the target's law for speed, which this library never does: leave it out."
+            "`assistant_ensemble_weight` trades the target's law for speed, which is never done here: leave it out."
         )
     mode = generation_config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise UnsupportedDecodingMode(
             f"Assistance is defined for greedy decoding and sampling, and this call asks for {mode.value}: set "
-            "`num_beams=1` and leave out `penalty_alpha`, `dola_layers` and constraints, or drop `assistant_model` and "
-            "`prompt_lookup_num_tokens`."
+            "`num_beams=1` and leave out `penalty_alpha`, `dola_layers` and constraints, or drop `assistant_model` "
+            "and `prompt_lookup_num_tokens`."
         )
 
 
@@ -128,8 +128,9 @@ def check_cache(cache: Any) -> None:
 def admit(model: PreTrainedModel) -> Admission:
     """Checks a model by its surface and by a short probe on itself; the answer is remembered with the model.
 
-    The probe compares, on a few tokens, ragged block scoring over a row-addressed cache with independent full forwards. It
-    runs in the model's own dtype and attention path and leaves random generators and the model as they were.
+    The probe compares, on a few tokens, ragged block scoring over a row-addressed cache with independent full
+    forwards. It runs in the model's own dtype and attention path and leaves random generators and the model as they
+    were.
 
     Args:
         model (`PreTrainedModel`): target or assistant.
@@ -172,9 +173,13 @@ def _surface(model: PreTrainedModel, attention: str) -> str:
     if model.config.is_encoder_decoder:
         return "encoder-decoder models are not supported yet. Drop the assistant for this call."
     if type(model).generate is not GenerationMixin.generate:
-        return "its class brings a `generate` of its own, which prepares more than tokens. Drop the assistant for this call."
+        return (
+            "its class has a `generate` of its own that prepares more than tokens. Drop the assistant for this call."
+        )
     if getattr(model, "_is_stateful", False):
-        return "its recurrent state cannot be rolled back to the accepted tokens yet. Drop the assistant for this call."
+        return (
+            "its recurrent state cannot be rolled back to the accepted tokens yet. Drop the assistant for this call."
+        )
     if attention not in ("sdpa", "eager"):
         return (
             f"the attention path {attention!r} does not take ready 4-D masks. Load it with "
@@ -186,8 +191,13 @@ def _surface(model: PreTrainedModel, attention: str) -> str:
             "Drop the assistant for this call."
         )
     layers = DynamicCache(config=compat.text_config(model)).layers
-    foreign = {type(layer).__name__ for layer in layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)}
-    kinds = set(getattr(compat.text_config(model), "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    foreign = {
+        type(layer).__name__ for layer in layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)
+    }
+    kinds = set(getattr(compat.text_config(model), "layer_types", None) or ()) - {
+        "full_attention",
+        "sliding_attention",
+    }
     if getattr(compat.text_config(model), "attention_chunk_size", None) is not None:
         kinds.add("chunked_attention")
     if "local" in (getattr(compat.text_config(model), "attention_layers", None) or ()):
@@ -249,4 +259,5 @@ def _probe(model: PreTrainedModel) -> str | None:
     remedy = "Drop the assistant for this call."
     if model.training:
         remedy = "It is in training mode, where dropout makes every forward different: call `model.eval()`."
-    return f"rows scored in blocks differ from rows scored alone by {largest:.2g} standard deviations of a logit. {remedy}"
+    what = f"rows scored in blocks differ from rows scored alone by {largest:.2g} standard deviations of a logit"
+    return f"{what}. {remedy}"

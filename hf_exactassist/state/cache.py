@@ -148,8 +148,10 @@ class RowCache(Cache):
         """A copy of one row's valid slots."""
         end = self.lengths[index]
         return [
-            (layer.keys[index, :, :end].clone(), layer.values[index, :, :end].clone()) if layer.is_initialized else
-            None for layer in self.layers
+            (layer.keys[index, :, :end].clone(), layer.values[index, :, :end].clone())
+            if layer.is_initialized
+            else None
+            for layer in self.layers
         ]
 
     def put_rows(self, rows: Sequence[RowStates]) -> None:

@@ -23,7 +23,7 @@ class CallerCache:
 
     def restore(self) -> None:
         """Puts the content from before the call back."""
-        for layer, before in zip(self.cache.layers, self._before):
+        for layer, before in zip(self.cache.layers, self._before, strict=False):
             for name, value in before.items():
                 if hasattr(layer, name):
                     setattr(layer, name, value)

@@ -1,8 +1,8 @@
 """Logits processors over the positions of a block, each with its own prefix (contract 0x06J).
 
-A serial decode calls the list once per position with the prefix so far. Here the list is walked processor by processor:
-one without history takes all positions in one call, one with history takes the rows that stand at the same column in one
-call. The result at each position is what the serial call would have given.
+A serial decode calls the list once per position with the prefix so far. Here the list is walked processor by
+processor: one without history takes all positions in one call, one with history takes the rows that stand at the same
+column in one call. The result at each position is what the serial call would have given.
 """
 
 from __future__ import annotations
@@ -58,12 +58,16 @@ class _Stage(ABC):
         self.processor = processor
 
     @abstractmethod
-    def apply(self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor) -> torch.Tensor:
+    def apply(
+        self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor
+    ) -> torch.Tensor:
         """See [`ProcessorPipeline.process`]."""
 
 
 class _WithoutHistory(_Stage):
-    def apply(self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor) -> torch.Tensor:
+    def apply(
+        self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor
+    ) -> torch.Tensor:
         return self.processor(ids[:1, :0].expand(scores.shape[0], 0), scores)
 
 
@@ -73,7 +77,9 @@ class _RowByRow(_Stage):
     def for_rows(self, rows: Sequence[int]) -> Callable[..., torch.Tensor]:
         return self.processor
 
-    def apply(self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor) -> torch.Tensor:
+    def apply(
+        self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor
+    ) -> torch.Tensor:
         result = torch.empty_like(scores)
         for length in sorted(set(lengths)):
             here = [i for i, other in enumerate(lengths) if other == length]
@@ -124,11 +130,13 @@ class _PrefixConstrained(_RowByRow):
 class _WholeBatch(_Stage):
     """A foreign processor may index rows by their place in the batch, so it always sees the whole batch.
 
-    Rows that are not asked for at a column show what they hold there (older tokens, or padding as after an end) with zero
-    scores, and what it says about them is thrown away.
+    Rows that are not asked for at a column show what they hold there (older tokens, or padding as after an end) with
+    zero scores, and what it says about them is thrown away.
     """
 
-    def apply(self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor) -> torch.Tensor:
+    def apply(
+        self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor
+    ) -> torch.Tensor:
         result = torch.empty_like(scores)
         for length in sorted(set(lengths)):
             here = [i for i, other in enumerate(lengths) if other == length]
@@ -219,7 +227,8 @@ def _stage(processor: Any, input_ids: torch.Tensor, vocabulary: int) -> _Stage:
     if not is_stateless(asked, call, input_ids):
         name = getattr(asked, "__qualname__", kind.__name__)
         raise StatefulProcessor(
-            f"The logits processor {name} remembers its calls, or cannot be copied to find out. Scoring drafts would call "
-            "it for tokens that are rejected later: make its answer a function of `input_ids` alone, or drop the assistant."
+            f"The logits processor {name} remembers its calls, or cannot be copied to find out. Scoring drafts would "
+            "call it for tokens that are rejected later: make its answer a function of `input_ids` alone, or drop the "
+            "assistant."
         )
     return _PrefixConstrained(processor) if kind is hf.PrefixConstrainedLogitsProcessor else _WholeBatch(processor)

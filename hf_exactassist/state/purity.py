@@ -1,7 +1,7 @@
 """Whether a processor of unknown class remembers its calls: asked on a copy, before the first token.
 
-A processor is taken as stateless only if a copy of it can be made, calls leave the copy as it was, and equal prefixes get
-equal answers whatever was asked in between. In doubt it counts as stateful.
+A processor is taken as stateless only if a copy of it can be made, calls leave the copy as it was, and equal prefixes
+get equal answers whatever was asked in between. In doubt it counts as stateful.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def is_stateless(
 
     Args:
         processor (`Callable`): a processor, or a `prefix_allowed_tokens_fn`.
-        call (`Callable`): `call(copy, input_ids)` applies the copy to prefixes of shape `(B, L)` and returns scores `(B, V)`.
+        call (`Callable`): `call(copy, input_ids)` applies the copy to prefixes of shape `(B, L)` and returns scores
+            `(B, V)`.
         prompt (`torch.LongTensor` of shape `(B, P)`): the prefixes of the first real call.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Stopping before publication: every criterion sees every prefix a serial decode would show it (contract 0x05B, 0x06)."""
+"""Stopping before publication: criteria see every prefix a serial decode would show them (contract 0x05B, 0x06)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class StoppingRules:
                 answer = rule(rows.ids[:, :length], given)
                 if not isinstance(answer, torch.Tensor) or answer.numel() != rows.batch:
                     raise BatchCoupledCriterion(
-                        f"{type(rule).__name__} returned one answer for {rows.batch} rows, so no row could stop on its own: "
+                        f"{type(rule).__name__} returned one answer for {rows.batch} rows, so none could stop alone: "
                         "return a bool tensor with one entry per row, or generate the rows one by one."
                     )
                 said = [bool(answer.reshape(-1)[row]) for row in asked]

@@ -17,7 +17,7 @@ from .distributions import inverse_cdf, probabilities
 
 
 def accepts(p: torch.Tensor, q: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Whether each draft token is kept: strictly `u * q < p`, so that a token of target probability 0 never is (0x03A).
+    """Whether each draft token is kept: strictly `u * q < p`, so that one of target probability 0 never is (0x03A).
 
     Args:
         p (`torch.Tensor`): target probabilities of the draft tokens, any shape.

@@ -13,7 +13,9 @@ from ..errors import DifferentVocabularies
 _LARGEST_PADDING = 1024
 
 
-def shared_tokens(target_size: int, assistant_size: int, tokenizer: Any = None, assistant_tokenizer: Any = None) -> torch.Tensor:
+def shared_tokens(
+    target_size: int, assistant_size: int, tokenizer: Any = None, assistant_tokenizer: Any = None
+) -> torch.Tensor:
     """Which target tokens mean the same to the assistant.
 
     With both tokenizers their token maps are compared: every id that both know must stand for the same token. Without,
@@ -35,9 +37,9 @@ def shared_tokens(target_size: int, assistant_size: int, tokenizer: Any = None, 
     if tokenizer is None or assistant_tokenizer is None:
         if abs(target_size - assistant_size) > _LARGEST_PADDING:
             raise DifferentVocabularies(
-                f"The heads have {target_size} and {assistant_size} rows, which is more than padding: target and assistant "
-                "seem to have different tokenizers. Pass `tokenizer=` and `assistant_tokenizer=` to compare them, or use an "
-                "assistant of the target's family."
+                f"The heads have {target_size} and {assistant_size} rows, which is more than padding: target and "
+                "assistant seem to have different tokenizers. Pass `tokenizer=` and `assistant_tokenizer=` to compare "
+                "them, or use an assistant of the target's family."
             )
         return shared
     ours, theirs = tokenizer.get_vocab(), assistant_tokenizer.get_vocab()
@@ -51,8 +53,8 @@ def shared_tokens(target_size: int, assistant_size: int, tokenizer: Any = None, 
     if clash is not None or not common:
         example = f" (id {clash} is {by_id[clash]!r} and {by_their_id[clash]!r})" if clash is not None else ""
         raise DifferentVocabularies(
-            f"Target and assistant have different tokenizers{example}. Drafting across tokenizers is not supported yet: use "
-            "an assistant with the target's tokenizer."
+            f"Target and assistant have different tokenizers{example}. Drafting across tokenizers is not supported "
+            "yet: use an assistant with the target's tokenizer."
         )
     known = torch.zeros_like(shared)
     known[[i for i in common if i < target_size]] = True

@@ -1,7 +1,7 @@
 """A model whose logits are a table look-up by the visible prefix: a real `PreTrainedModel` that costs next to nothing.
 
-It uses cache, masks and positions as attention does (keys are token and position, a query sums over what it may see), so a
-wrong mask, slot or position changes the law.
+It uses cache, masks and positions as attention does (keys are token and position, a query sums over what it may see),
+so a wrong mask, slot or position changes the law.
 """
 
 import torch
@@ -55,7 +55,9 @@ class HashModel(PreTrainedModel, GenerationMixin):
         if use_cache and cache is not None:
             keys, _ = cache.update(keys, keys, 0)
         if mask is None:
-            mask = torch.ones(input_ids.shape[1], keys.shape[2], dtype=torch.bool).tril(keys.shape[2] - input_ids.shape[1])
+            mask = torch.ones(input_ids.shape[1], keys.shape[2], dtype=torch.bool).tril(
+                keys.shape[2] - input_ids.shape[1]
+            )
             mask = mask[None, None]
         elif mask.dtype != torch.bool:
             mask = mask == 0

@@ -1,4 +1,4 @@
-"""The joint law of the real loop equals plain `generate`'s, every random choice walked (contract 0x03, 0x04H, 0x06J)."""
+"""The joint law of the real loop is plain `generate`'s, every random choice walked (contract 0x03, 0x04H, 0x06J)."""
 
 import pytest
 import torch
@@ -158,7 +158,7 @@ class _Watched(AssistantModelDrafter):
 
 
 def test_a_schedule_that_looks_at_unreached_drafts_bends_the_law():
-    """Numbers of unreached positions are used again, so such a choice is correlated with them: the walk must see it."""
+    """Numbers of unreached positions are used again, so such a choice is correlated with them: the walk sees it."""
     target, assistant = hash_pair(3)
     watched = _Watched(assistant, torch.ones(3, dtype=torch.bool))
     loop, kwargs, inputs = AssistedDecoding(watched, _Peeking(watched)), settings(5), prompt(3)

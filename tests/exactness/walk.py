@@ -10,6 +10,7 @@ in: so choices that depend on numbers not yet reached show up as a wrong law, as
 
 import contextlib
 import functools
+import itertools
 from unittest import mock
 
 import torch
@@ -61,7 +62,7 @@ class Walk:
         index = int(name) - 1
         low, high = self.intervals[index]
         edges = [low, *(cut for cut in sorted(set(cuts)) if low < cut < high), high]
-        parts = [(a, b) for a, b in zip(edges, edges[1:]) if b > a]
+        parts = [(a, b) for a, b in itertools.pairwise(edges) if b > a]
         step = len(self.taken)
         choice = self.decisions[step] if step < len(self.decisions) else 0
         if step >= len(self.decisions) and len(parts) > 1:
@@ -88,7 +89,9 @@ class Walk:
 
     def multinomial(self, probs, num_samples):
         """Plain `generate`'s draw, every outcome of which is followed."""
-        return self.inverse_cdf(probs, torch.tensor([self.name((len(self.names), i)) for i in range(len(probs))]))[:, None]
+        return self.inverse_cdf(probs, torch.tensor([self.name((len(self.names), i)) for i in range(len(probs))]))[
+            :, None
+        ]
 
 
 _ACCEPTS, _INVERSE_CDF = coupling.accepts, coupling.inverse_cdf
