@@ -4,12 +4,14 @@ import pytest
 import torch
 from transformers import GenerationMixin
 
+import hf_exactassist
 from hf_exactassist import AssistedDecoding
 from hf_exactassist.drafters import AssistantModelDrafter, PromptLookupDrafter
 from hf_exactassist.schedules import ConstantSchedule, DraftSchedule, HeuristicSchedule
 from hf_exactassist.verification.enumeration import total_variation
 from tests.exactness.hash_model import hash_pair
 from tests.exactness.walk import law, prepare
+from tests.tiny import noisy, tiny
 
 
 # (vocabulary, new tokens) per draft length: a draft is at most two tokens shorter than what is generated
@@ -63,6 +65,17 @@ def test_law_is_the_targets(name, k):
     kwargs, inputs = settings(tokens, **SETTINGS[name]), prompt(vocabulary)
     loop = AssistedDecoding(drafter(assistant, vocabulary), ConstantSchedule(k))
     plain, ours = plain_law(target, inputs, **kwargs), assisted_law(target, inputs, loop, **kwargs)
+    assert total_variation(plain, ours) < 1e-6
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2"])
+def test_law_on_real_architectures_through_the_front_door(architecture):
+    """Fewer paths, but nothing is prepared beforehand and attention is attention."""
+    target = tiny(architecture, vocabulary=4)
+    assistant = noisy(target, 0.4)
+    kwargs, inputs = settings(3, eos_token_id=None), prompt(4)
+    plain = law(lambda: row_of(target.generate(**inputs, **kwargs)))
+    ours = law(lambda: row_of(hf_exactassist.generate(target, **inputs, **kwargs, assistant_model=assistant)))
     assert total_variation(plain, ours) < 1e-6
 
 
