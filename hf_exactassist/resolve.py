@@ -99,7 +99,7 @@ def resolve_drafter(
     settings = Settings(settings.kwargs, (*settings.configs, assistant_model.generation_config))
     shared = shared_tokens(compat.head_size(model), compat.head_size(assistant_model), tokenizer, assistant_tokenizer)
     threshold = settings.get("assistant_confidence_threshold", 0.0)
-    if not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
+    if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
         raise InvalidArgument(f"`assistant_confidence_threshold` must lie between 0 and 1, got {threshold!r}.")
     number = _at_least_one("num_assistant_tokens", settings.get("num_assistant_tokens", DEFAULT_NUM_ASSISTANT_TOKENS))
     drafter = AssistantModelDrafter(
@@ -117,7 +117,7 @@ def _schedule(name: str, number: int) -> DraftSchedule:
         "heuristic": HeuristicSchedule,
         "heuristic_transient": HeuristicSchedule,
     }
-    if name not in kinds:
+    if not isinstance(name, str) or name not in kinds:
         raise InvalidArgument(f"`num_assistant_tokens_schedule` must be one of {', '.join(kinds)}, got {name!r}.")
     return kinds[name](number)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..models.compat import forward_parameters
+from ..models.compat import forward_parameters, position_limit
 from ..models.runner import RowRunner
 from ..randomness import DRAFT
 from ..records import Commit, Draft
@@ -41,6 +41,7 @@ class AssistantModelDrafter(Drafter):
         confidence_threshold: float = 0.0,
     ) -> None:
         self.model = model
+        self._position_limit = position_limit(model)
         self._keeps_logits = "logits_to_keep" in forward_parameters(model)
         self.shared_tokens = shared_tokens
         self.unknown_token = unknown_token
@@ -62,7 +63,12 @@ class AssistantModelDrafter(Drafter):
     @torch.no_grad()
     def propose(self, lengths: Sequence[int]) -> Draft:
         """See [`Drafter.propose`]."""
-        rows, width = self.context.rows, max(lengths, default=0)
+        rows = self.context.rows
+        if self._position_limit is not None:
+            # reading and drafting end with the assistant's positions; the target goes on alone
+            room = [self._position_limit + 1 - position for position in rows.positions()]
+            lengths = [max(min(wanted, left), 0) for wanted, left in zip(lengths, room, strict=True)]
+        width = max(lengths, default=0)
         if width <= 0:
             return Draft.empty(len(lengths), rows.ids.device)
         ends, noise = rows.active_lengths(), self.context.noise
@@ -163,8 +169,9 @@ class AssistantModelDrafter(Drafter):
         if rows.prompt_mask is not None and rows.prompt_mask.shape[1] == rows.prompt_length:
             mask = torch.ones_like(ids)
             mask[:, : rows.prompt_length] = rows.prompt_mask[rows.active]
-            kwargs["attention_mask"], kwargs["position_ids"] = mask, (mask.cumsum(dim=1) - 1).clamp_min(0)
-        self._runner = runner = RowRunner(self.model)
+            last = None if self._position_limit is None else self._position_limit - 1
+            kwargs["attention_mask"], kwargs["position_ids"] = mask, (mask.cumsum(dim=1) - 1).clamp(0, last)
+        self._runner = runner = RowRunner(self.model, self._position_limit)
         logits = runner.prefill(self._readable(ids), GenerationConfig(), kwargs).logits[:, -1:]
         self.forwards += 1
         self._confirmed = [columns] * len(rows.active)

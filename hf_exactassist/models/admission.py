@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -255,6 +256,11 @@ def _probe(model: PreTrainedModel) -> str | None:
     # one by one: `max` may pass over a NaN
     if all(difference <= bound for difference in differences):
         return None
+    if any(math.isnan(difference) for difference in differences):
+        return (
+            "its scores hold NaN, perhaps for padded prompts only. Check its weights, load it with "
+            '`attn_implementation="sdpa"`, or drop the assistant for this call.'
+        )
     largest = max(differences)
     remedy = "Drop the assistant for this call."
     if model.training:

@@ -41,6 +41,11 @@ def layer_windows(model: PreTrainedModel) -> list[int | None]:
     return [layer.sliding_window if layer.is_sliding else None for layer in layers]
 
 
+def position_limit(model: PreTrainedModel) -> int | None:
+    """Positions the model was made for, if its configuration says so; a learned table ends there."""
+    return getattr(text_config(model), "max_position_embeddings", None)
+
+
 def head_size(model: PreTrainedModel) -> int:
     """Columns of the model's logits."""
     head = model.get_output_embeddings()

@@ -20,14 +20,17 @@ class RowRunner:
 
     Args:
         model (`PreTrainedModel`): an admitted model.
+        position_limit (`int`, *optional*): positions from here on are read as the last one. For rows that are carried
+            along although nothing is wanted of them any more.
 
     Attributes:
         cache (`RowCache`): `cache.lengths[b]` slots of row `b` are valid.
         forwards (`int`): forward passes so far.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, position_limit: int | None = None) -> None:
         self.model = model
+        self.position_limit = position_limit
         self.device = compat.model_device(model, torch.device("cpu"))
         self.cache = RowCache(compat.layer_windows(model))
         self.forwards = 0
@@ -120,6 +123,8 @@ class RowRunner:
             places.append([min(slot, start + count - 1) for slot in row])
         written = self.cache.aim(slots, self.device)
         positions = torch.tensor(places, device=self.device) + self._position_shift[:, None]
+        if self.position_limit is not None:
+            positions = positions.clamp_max(self.position_limit - 1)
         keep = width if keep is None else keep
         arguments = {
             "input_ids": tokens.to(self.device),
