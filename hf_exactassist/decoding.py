@@ -175,6 +175,10 @@ class _Call:
         draft = self.drafter.propose(lengths)
         width = draft.width
         tokens, probs = draft.tokens[:, :width].to(self.rows.ids.device), draft.probs
+        if min(draft.lengths) < width:
+            # what lies behind a short draft need not be a token, and the target reads it as filler
+            ends = torch.tensor(draft.lengths, device=tokens.device)[:, None]
+            tokens = tokens.masked_fill(torch.arange(width, device=tokens.device) >= ends, 0)
         return Draft(tokens, draft.lengths, None if probs is None else probs[:, :width].to(tokens.device))
 
     def score(self, draft: Draft) -> Any:

@@ -11,6 +11,7 @@ import torch
 
 import hf_exactassist
 from hf_exactassist import AssistedDecoding
+from hf_exactassist.records import Draft
 from hf_exactassist.schedules import ConstantSchedule
 from tests.tiny import ARCHITECTURES, EVEN_NOISE, VOCABULARY, ScriptedDrafter, contrary, noisy, prompts, tiny
 
@@ -349,3 +350,20 @@ def test_an_assistant_with_fewer_positions_stops_drafting_and_the_target_goes_on
     output = assisted(target, prompts(lengths), short, **settings)
     assert torch.equal(output.sequences, plain(target, prompts(lengths), **settings))
     assert (output.assist_stats.accepted > 0) == (min(lengths) < 16)
+
+
+def test_filler_behind_short_drafts_need_not_be_tokens():
+    """`Draft`: entries beyond a row's length mean nothing, and reach neither model nor judge."""
+
+    class Ragged(ScriptedDrafter):
+        def propose(self, lengths):
+            draft = super().propose(lengths)
+            short = tuple(max(length - row, 0) for row, length in enumerate(draft.lengths))
+            filler = torch.arange(draft.tokens.shape[1]) >= torch.tensor(short)[:, None]
+            return Draft(draft.tokens.masked_fill(filler, -1), short)
+
+    target, inputs = tiny(), prompts([5, 3, 8])
+    expected = plain(target, inputs, eos_token_id=None, max_new_tokens=20)
+    loop = AssistedDecoding(Ragged(expected, lambda row, round: 2 + row), ConstantSchedule(4))
+    output = target.generate(**inputs, eos_token_id=None, pad_token_id=0, max_new_tokens=20, custom_generate=loop)
+    assert torch.equal(output, expected)
