@@ -69,7 +69,7 @@ def settings_of(name, text, prompt=PROMPT):
         "suppressed beginning": {"begin_suppress_tokens": [row[0]]},
         "forced end": {"eos_token_id": 79, "forced_eos_token_id": 79},
         "forced beginning": {"forced_bos_token_id": 9},
-        "exponential decay": {**eos, "exponential_decay_length_penalty": (2, 1.3), "min_new_tokens": 4},
+        "exponential decay": {"eos_token_id": 79, "exponential_decay_length_penalty": (4, 1.5)},
         "sequence bias": {"sequence_bias": [[row[3:5], -9.0], [[row[1]], -1.5], [row[2:5], 3.0]]},
         "encoder repetition penalty": {"encoder_repetition_penalty": 3.0},
         "encoder n-gram": {"encoder_no_repeat_ngram_size": 1},
@@ -90,6 +90,14 @@ def settings_of(name, text, prompt=PROMPT):
 NAMES = list(re.findall(r'^        "([^"]+)": \{', open(__file__).read(), re.M))
 # change nothing about a prompt of several tokens, or about a text that repeats nothing of its prompt
 IDLE = {"forced beginning"}
+
+
+def after_padding(lengths):
+    """A repetition penalty that ignores each row's padding; older releases know one length for all rows."""
+    try:
+        return RepetitionPenaltyLogitsProcessor(1.4, prompt_ignore_length=lengths)
+    except ValueError:
+        return RepetitionPenaltyLogitsProcessor(1.4, prompt_ignore_length=1)
 
 
 @pytest.mark.parametrize("k", [1, 5])
@@ -422,7 +430,7 @@ def test_any_list_over_any_ragged_block_equals_serial_calls(data):
     choices = {
         **WARPERS,
         "repetition": lambda: RepetitionPenaltyLogitsProcessor(1.4),
-        "repetition after padding": lambda: RepetitionPenaltyLogitsProcessor(1.4, prompt_ignore_length=mask_lengths),
+        "repetition after padding": lambda: after_padding(mask_lengths),
         "n-gram": lambda: NoRepeatNGramLogitsProcessor(2),
         "bad words": lambda: NoBadWordsLogitsProcessor([[1], [2, 3]]),
         "length": lambda: MinLengthLogitsProcessor(6, torch.tensor([4])),
