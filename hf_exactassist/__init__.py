@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import (
     BatchCoupledCriterion,
+    BatchCoupledProcessor,
     DifferentVocabularies,
     ExactAssistError,
     InvalidArgument,
@@ -29,6 +30,7 @@ __all__ = [
     "AssistStats",
     "AssistedDecoding",
     "BatchCoupledCriterion",
+    "BatchCoupledProcessor",
     "DifferentVocabularies",
     "ExactAssistError",
     "InvalidArgument",

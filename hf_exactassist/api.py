@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -71,6 +72,11 @@ def generate(
     Raises:
         ExactAssistError: what cannot be kept exact, before the first token, with what to change.
     """
+    if not isinstance(model, PreTrainedModel):
+        raise InvalidArgument(
+            f"The target must be a Transformers model, got {type(model).__name__}. Pass the model inside a wrapper: "
+            "`peft_model.get_base_model()`, or the module given to `torch.compile`."
+        )
     plain = getattr(model, _PREVIOUS, None) or types.MethodType(type(model).generate, model)
     passed = {
         "generation_config": generation_config,
@@ -120,14 +126,14 @@ def _prepare(
     kwargs: dict[str, Any],
 ) -> tuple[AssistedDecoding, dict[str, Any]]:
     """Checks the models and closes over what Transformers drops for callables."""
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-        raise InvalidArgument(f"`seed` must be a non-negative integer, got {seed!r}.")
+    if seed is not None:
+        seed = _natural("seed", seed)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise InvalidArgument(f"`generator` must be a `torch.Generator`, got {type(generator).__name__}.")
-    if row_ids is not None and not (
-        isinstance(row_ids, Sequence) and all(isinstance(row, int) and row >= 0 for row in row_ids)
-    ):
-        raise InvalidArgument(f"`row_ids` must be a sequence of non-negative integers, got {row_ids!r}.")
+    if row_ids is not None:
+        if isinstance(row_ids, (str, bytes)) or not hasattr(row_ids, "__len__"):
+            raise InvalidArgument(f"`row_ids` must be a sequence of non-negative integers, got {row_ids!r}.")
+        row_ids = [_natural("row_ids", row) for row in row_ids]
     if synced_gpus:
         raise UnsupportedArgument("`synced_gpus` is not supported: rows end at different times. Leave it out.")
     if settings.get("token_healing"):
@@ -145,6 +151,17 @@ def _prepare(
         keep_cache=kwargs.get(compat.CACHE_ARGUMENT) is not None or kwargs.get("past_key_values") is not None,
     )
     return decoding, {name: value for name, value in kwargs.items() if name != "assistant_tokenizer"}
+
+
+def _natural(name: str, value: Any) -> int:
+    """A non-negative integer, also from NumPy or torch."""
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise InvalidArgument(f"`{name}` must be made of non-negative integers, got {value!r}.")
+    return number
 
 
 def _stop_strings(settings: Settings, stopping_criteria: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -195,13 +212,17 @@ def enable(model: PreTrainedModel) -> PreTrainedModel:
         InvalidArgument: the object cannot generate.
     """
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
-        raise InvalidArgument(f"`enable` needs a model that can generate, got {type(model).__name__}.")
+        raise InvalidArgument(
+            f"`enable` needs a Transformers model that can generate, got {type(model).__name__}. For a PEFT model "
+            "enable the one inside: `enable(peft_model.get_base_model())`."
+        )
     if not is_enabled(model):
         previous = model.__dict__.get("generate")
-        if previous is not None:
+        # a shallow copy of an enabled model carries the door of the original
+        if previous is not None and getattr(previous, "func", None) is not generate:
             setattr(model, _PREVIOUS, previous)
-        # a bound method, so that a deep copy of the model is bound to the copy
-        model.generate = types.MethodType(generate, model)
+        # a partial, so that deep copies and pickles of the model are bound to themselves
+        model.generate = functools.partial(generate, model)
     return model
 
 
@@ -224,4 +245,5 @@ def disable(model: PreTrainedModel) -> PreTrainedModel:
 
 def is_enabled(model: PreTrainedModel) -> bool:
     """Whether [`enable`] is in force."""
-    return getattr(model.__dict__.get("generate"), "__func__", None) is generate
+    door = model.__dict__.get("generate")
+    return isinstance(door, functools.partial) and door.func is generate and door.args == (model,)

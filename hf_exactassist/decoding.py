@@ -112,6 +112,9 @@ class _Call:
             0 if pad is None else int(pad),
             stop_alone=self.rules.pads_finished_rows,
         )
+        positions = model_kwargs.get("position_ids")
+        read = [*self.rows.prompt_tokens] if positions is None else (positions[:, -1] + 1).tolist()
+        admission.check_length(model, min(read), max(read) + self.rules.max_length - self.rows.prompt_length)
         cache = model_kwargs.get(compat.CACHE_ARGUMENT)
         if cache is None:
             # `use_cache=False`: block scoring needs one all the same, and nobody sees it
@@ -124,6 +127,8 @@ class _Call:
         self.caller_cache = CallerCache(cache)
         self.target = RowRunner(model)
         self.recorder = StepRecorder(generation_config, self.rows)
+        example = None if self.recorder.scores is None else (torch.zeros(self.rows.batch, compat.head_size(model)),)
+        self.rules.check_batch(input_ids, example)
         self.processors = ProcessorPipeline(logits_processor, input_ids, compat.head_size(model))
         self.noise = None
         identities = range(self.rows.batch) if decoding.row_ids is None else decoding.row_ids

@@ -31,8 +31,12 @@ class StatefulProcessor(ExactAssistError):
     """A logits processor remembers its calls, so scoring drafts would change what it does."""
 
 
+class BatchCoupledProcessor(ExactAssistError):
+    """A logits processor lets rows of a batch depend on each other, but rows reach their tokens at different times."""
+
+
 class BatchCoupledCriterion(ExactAssistError):
-    """A stopping criterion answers for the whole batch at once, so rows cannot stop on their own."""
+    """A stopping criterion cannot be asked row by row: it answers for a batch at once, or remembers its calls."""
 
 
 class DifferentVocabularies(ExactAssistError):

@@ -90,7 +90,7 @@ def resolve_drafter(
         return PromptLookupDrafter(lookup, size), ConstantSchedule(lookup)
     if lookup is not None:
         raise InvalidArgument("Both `assistant_model` and `prompt_lookup_num_tokens` are set: choose one drafter.")
-    if not isinstance(getattr(assistant_model, "generation_config", None), GenerationConfig):
+    if not isinstance(assistant_model, PreTrainedModel) or not assistant_model.can_generate():
         raise InvalidArgument(
             f"`assistant_model` must be a model that can generate, got {type(assistant_model).__name__}: load it with "
             "`AutoModelForCausalLM.from_pretrained(...)`."

@@ -165,6 +165,8 @@ def _show(report: dict[str, Any]) -> None:
     if report["admitted"]:
         verdict = f"{what} is admitted: greedy gives the target's tokens, sampling its law."
         console.print(Text(verdict, "green"), soft_wrap=True)
+        if report["target"]["dtype"] in ("bfloat16", "float16"):
+            console.print(f"In {report['target']['dtype']}, greedy text can differ where two tokens are nearly tied.")
         return
     console.print(Text(f"{what} is not admitted.", "red"))
     for reason in report["reasons"]:

@@ -28,7 +28,7 @@ _FORWARD_ARGUMENTS = {
     *OUTPUT_FLAGS,
 }
 # weak keys: a probe's answer holds for one model object in one attention setting and dies with the model
-_PROBED: weakref.WeakKeyDictionary[PreTrainedModel, dict[str, str | None]] = weakref.WeakKeyDictionary()
+_PROBED: weakref.WeakKeyDictionary[PreTrainedModel, set[tuple[Any, ...]]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -146,11 +146,12 @@ def admit(model: PreTrainedModel) -> Admission:
         for window in compat.layer_windows(model):
             kind = "full attention" if window is None else f"sliding attention ({window})"
             layers[kind] = layers.get(kind, 0) + 1
-        answers = _PROBED.setdefault(model, {})
-        setting = f"{attention}/{model.dtype}/{model.training}"
-        if setting not in answers:
-            answers[setting] = _probe(model)
-        reason = answers[setting] or ""
+        passed = _PROBED.setdefault(model, set())
+        setting = (attention, model.dtype, model.training, _hooks(model))
+        if setting not in passed:
+            reason = _probe(model)
+            # a model that failed may be mended, so only success is remembered
+            passed.update([] if reason else [setting])
     return Admission(not reason, reason, attention, layers)
 
 
@@ -169,8 +170,52 @@ def require(model: PreTrainedModel, role: str) -> None:
         raise UnsupportedArchitecture(f"The {role} {type(model).__name__} is not supported: {admission.reason}")
 
 
+def check_length(model: PreTrainedModel, shortest: int, longest: int) -> None:
+    """Refuses texts across a length at which the model computes earlier positions anew.
+
+    Args:
+        model (`PreTrainedModel`): the target.
+        shortest (`int`): tokens of the shortest prompt.
+        longest (`int`): tokens that the longest row may reach.
+
+    Raises:
+        UnsupportedArchitecture: the call may cross such a length.
+    """
+    for length, alike_beyond in compat.turning_points(model):
+        if longest > length and not (alike_beyond and shortest > length):
+            raise UnsupportedArchitecture(
+                f"Beyond {length} tokens {type(model).__name__} computes earlier positions anew (its RoPE scaling or "
+                f"key selection depends on the length), so drafts cannot be scored in blocks there, and this call may "
+                f"reach {longest}: lower `max_new_tokens`, or drop the assistant for this call."
+            )
+
+
+def _hooks(model: PreTrainedModel) -> tuple[int, ...]:
+    """What changes a model's forward without changing its class."""
+    found = []
+    for module in model.modules():
+        found += [*module._forward_hooks, *module._forward_pre_hooks]
+        if "forward" in module.__dict__:
+            found.append(id(module.__dict__["forward"]))
+    return tuple(found)
+
+
+def _drops_out(model: PreTrainedModel) -> bool:
+    """Whether training mode makes forwards random."""
+    rates = [value for name, value in compat.text_config(model).to_dict().items() if "drop" in name]
+    rates += [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    return model.training and any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
 def _surface(model: PreTrainedModel, attention: str) -> str:
     """Why the model's class or configuration rules it out; empty if it does not."""
+    if _drops_out(model):
+        return "it is in training mode, where dropout makes every forward different: call `model.eval()`."
+    if compat.prepares_inputs_itself(model):
+        return (
+            "its class prepares the inputs of each step in its own way, which blocks of drafts would bypass. Drop the "
+            "assistant for this call."
+        )
     if model.config.is_encoder_decoder:
         return "encoder-decoder models are not supported yet. Drop the assistant for this call."
     if type(model).generate is not GenerationMixin.generate:
@@ -191,6 +236,8 @@ def _surface(model: PreTrainedModel, attention: str) -> str:
             "its forward takes no explicit `position_ids` or no cache, so rows cannot stand at different positions. "
             "Drop the assistant for this call."
         )
+    if any(window is not None and window < 2 for window in compat.layer_windows(model)):
+        return "a sliding window of less than two tokens leaves nothing to cache. Drop the assistant for this call."
     layers = DynamicCache(config=compat.text_config(model)).layers
     foreign = {
         type(layer).__name__ for layer in layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)
@@ -218,8 +265,8 @@ _NEXT = ((4, 9), (2, 6))
 
 
 @torch.no_grad()
-def _probe(model: PreTrainedModel) -> str | None:
-    """Scores ragged rows in blocks and compares with full forwards of each row; says what is wrong, or `None`."""
+def _probe(model: PreTrainedModel) -> str:
+    """Scores ragged rows in blocks and compares with full forwards of each row; says what is wrong, if anything."""
     vocabulary = compat.text_config(model).vocab_size
     device = compat.model_device(model, torch.device("cpu"))
 
@@ -255,15 +302,13 @@ def _probe(model: PreTrainedModel) -> str | None:
     bound = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.25
     # one by one: `max` may pass over a NaN
     if all(difference <= bound for difference in differences):
-        return None
+        return ""
     if any(math.isnan(difference) for difference in differences):
         return (
             "its scores hold NaN, perhaps for padded prompts only. Check its weights, load it with "
             '`attn_implementation="sdpa"`, or drop the assistant for this call.'
         )
-    largest = max(differences)
-    remedy = "Drop the assistant for this call."
-    if model.training:
-        remedy = "It is in training mode, where dropout makes every forward different: call `model.eval()`."
-    what = f"rows scored in blocks differ from rows scored alone by {largest:.2g} standard deviations of a logit"
-    return f"{what}. {remedy}"
+    return (
+        f"rows scored in blocks differ from rows scored alone by {max(differences):.2g} standard deviations of a "
+        "logit. Drop the assistant for this call."
+    )

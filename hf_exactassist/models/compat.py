@@ -46,6 +46,34 @@ def position_limit(model: PreTrainedModel) -> int | None:
     return getattr(text_config(model), "max_position_embeddings", None)
 
 
+def turning_points(model: PreTrainedModel) -> list[tuple[int, bool]]:
+    """Lengths at which the model computes earlier positions anew: a block across one differs from single steps.
+
+    Returns:
+        `list[tuple[int, bool]]`: each length in tokens, and whether everything beyond it is computed alike again.
+    """
+    config = text_config(model)
+    rope = getattr(config, "rope_parameters", None) or {}
+    points = []
+    # one set of parameters, or one per layer type
+    for parameters in [rope] if "rope_type" in rope else [part for part in rope.values() if isinstance(part, dict)]:
+        if "dynamic" in str(parameters.get("rope_type")):
+            points.append((config.max_position_embeddings, False))
+        elif parameters.get("rope_type") == "longrope":
+            points.append((parameters["original_max_position_embeddings"], True))
+    if getattr(config, "keep_window_size", None) is not None:
+        # Doge chooses the keys to keep by the number of keys in the forward
+        points.append((config.keep_window_size, False))
+    return points
+
+
+def prepares_inputs_itself(model: PreTrainedModel) -> bool:
+    """Whether code from outside Transformers decides what the model is shown at each step."""
+    names = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+    owners = [getattr(getattr(model, name), "__module__", "") or "" for name in names]
+    return not all(owner.partition(".")[0] == "transformers" for owner in owners)
+
+
 def head_size(model: PreTrainedModel) -> int:
     """Columns of the model's logits."""
     head = model.get_output_embeddings()

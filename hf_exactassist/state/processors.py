@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from transformers.generation import logits_process as hf
 
-from ..errors import StatefulProcessor
-from .purity import is_stateless
+from ..errors import BatchCoupledProcessor, StatefulProcessor
+from .purity import is_stateless, treats_rows_alone
 from .rows import prefixes
 
 
@@ -157,6 +157,7 @@ class ProcessorPipeline:
 
     Raises:
         StatefulProcessor: a processor remembers its calls, or it cannot be shown that it does not.
+        BatchCoupledProcessor: a processor's answer about a row depends on other rows of the batch.
     """
 
     def __init__(self, processors: Sequence[Any], input_ids: torch.Tensor, vocabulary: int) -> None:
@@ -218,8 +219,11 @@ def _stage(processor: Any, input_ids: torch.Tensor, vocabulary: int) -> _Stage:
         asked = processor._prefix_allowed_tokens_fn
         copies = processor._num_beams
 
-    def call(subject: Any, ids: torch.Tensor) -> torch.Tensor:
-        scores = torch.linspace(-1, 1, vocabulary, device=ids.device).expand(ids.shape[0], vocabulary).clone()
+    def call(subject: Any, ids: torch.Tensor, row: int | None) -> torch.Tensor:
+        scores = torch.linspace(-1, 1, vocabulary, device=ids.device).repeat(ids.shape[0], 1)
+        if row is not None:
+            others = torch.arange(len(ids), device=ids.device) != row
+            scores[others] = scores[others].flip(-1)
         if kind is hf.PrefixConstrainedLogitsProcessor:
             subject = hf.PrefixConstrainedLogitsProcessor(subject, copies)
         return subject(ids, scores)
@@ -231,4 +235,12 @@ def _stage(processor: Any, input_ids: torch.Tensor, vocabulary: int) -> _Stage:
             "call it for tokens that are rejected later: make its answer a function of `input_ids` alone, or drop the "
             "assistant."
         )
-    return _PrefixConstrained(processor) if kind is hf.PrefixConstrainedLogitsProcessor else _WholeBatch(processor)
+    if kind is hf.PrefixConstrainedLogitsProcessor:
+        return _PrefixConstrained(processor)
+    if batch > 1 and not treats_rows_alone(asked, call, input_ids):
+        raise BatchCoupledProcessor(
+            f"The logits processor {kind.__name__} lets the rows of a batch depend on each other, or fails on what "
+            "other rows hold, and rows reach their tokens in different rounds: generate the rows one by one, or drop "
+            "the assistant."
+        )
+    return _WholeBatch(processor)

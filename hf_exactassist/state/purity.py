@@ -35,32 +35,66 @@ class _Opaque(Exception):
     """Something whose state cannot be read."""
 
 
-def is_stateless(
-    processor: Callable[..., Any], call: Callable[[Any, torch.Tensor], torch.Tensor], prompt: torch.Tensor
-) -> bool:
+# `call(copy, input_ids, row)` asks a copy about prefixes `(B, L)` and returns its answers `(B, ...)`; given a row, the
+# other rows come with other scores than without
+Call = Callable[[Any, torch.Tensor, int | None], torch.Tensor]
+
+
+def is_stateless(processor: Callable[..., Any], call: Call, prompt: torch.Tensor) -> bool:
     """Probes a copy of `processor`; the original is not called.
 
     Args:
-        processor (`Callable`): a processor, or a `prefix_allowed_tokens_fn`.
-        call (`Callable`): `call(copy, input_ids)` applies the copy to prefixes of shape `(B, L)` and returns scores
-            `(B, V)`.
+        processor (`Callable`): a processor, a `prefix_allowed_tokens_fn` or a stopping criterion.
+        call (`Call`): how to ask it.
         prompt (`torch.LongTensor` of shape `(B, P)`): the prefixes of the first real call.
 
     Returns:
         `bool`: `True` only if nothing speaks for hidden state.
     """
+
+    def ask(subject: Any) -> bool:
+        before = fingerprint((subject, _generators(prompt.device)))
+        first = call(subject, prompt, None)
+        longer = torch.cat([prompt, first.reshape(len(prompt), -1).argmax(dim=-1, keepdim=True).to(prompt)], dim=1)
+        call(subject, longer, None)
+        again = call(subject, prompt, None)
+        return torch.equal(first, again) and fingerprint((subject, _generators(prompt.device))) == before
+
+    return _without_doubt(processor, ask, prompt.device)
+
+
+def treats_rows_alone(processor: Callable[..., Any], call: Call, prompt: torch.Tensor) -> bool:
+    """Whether a stateless processor's answer about a row stays the same whatever the other rows of the batch show.
+
+    Args:
+        processor (`Callable`): a stateless processor or criterion; a copy of it is asked.
+        call (`Call`): how to ask it.
+        prompt (`torch.LongTensor` of shape `(B, P)`): the prefixes of the first real call.
+
+    Returns:
+        `bool`: `True` only if no row's answer moved, and it did not fail on other rows' tokens.
+    """
+
+    def ask(subject: Any) -> bool:
+        first = call(subject, prompt, None)
+        for row in range(len(prompt)):
+            others = prompt.roll(1, dims=1)
+            others[row] = prompt[row]
+            if not torch.equal(call(subject, others, row)[row], first[row]):
+                return False
+        return True
+
+    return _without_doubt(processor, ask, prompt.device)
+
+
+def _without_doubt(processor: Callable[..., Any], ask: Callable[[Any], bool], device: torch.device) -> bool:
+    """The answer about a copy; random generators are put back, and a failure counts as a no."""
     drawn = (random.getstate(), np.random.get_state())
-    with torch.random.fork_rng(devices=[prompt.device] if prompt.device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
             reached: dict[int, Any] = {}
             _feed(hashlib.sha256(), processor, reached)
-            subject = _copy(processor, {key: part for key, part in reached.items() if isinstance(part, _SHARED)})
-            before = fingerprint((subject, _generators(prompt.device)))
-            first = call(subject, prompt)
-            longer = torch.cat([prompt, first.argmax(dim=-1, keepdim=True).to(prompt)], dim=1)
-            call(subject, longer)
-            again = call(subject, prompt)
-            return torch.equal(first, again) and fingerprint((subject, _generators(prompt.device))) == before
+            return ask(_copy(processor, {key: part for key, part in reached.items() if isinstance(part, _SHARED)}))
         except Exception:  # whatever a foreign object raises here, it leaves us in doubt
             return False
         finally:

@@ -32,11 +32,12 @@ class Rows:
         stop_alone: bool,
     ) -> None:
         batch, self.prompt_length = input_ids.shape
+        input_ids = input_ids.long()
         self.max_length = max_length
         self.pad_token_id = pad_token_id
         self.stop_alone = stop_alone or batch == 1
-        self.ids = input_ids.new_full((batch, max(max_length, self.prompt_length)), pad_token_id)
-        self.ids[:, : self.prompt_length] = input_ids
+        self.ids = input_ids.clone()
+        self._reserve(self.prompt_length + 64)
         self.prompt_mask = prompt_mask
         self.lengths = [self.prompt_length] * batch
         # one past the last scratch column in use
@@ -47,6 +48,14 @@ class Rows:
             self.prompt_tokens = [self.prompt_length] * batch
         else:
             self.prompt_tokens = prompt_mask.sum(dim=1).tolist()
+
+    def _reserve(self, columns: int) -> None:
+        """Makes room for columns, in steps: `max_length` may be any number."""
+        columns = min(columns, max(self.max_length, self.prompt_length))
+        missing = columns - self.ids.shape[1]
+        if missing > 0:
+            more = min(max(missing, self.ids.shape[1] // 2), max(self.max_length, columns) - self.ids.shape[1])
+            self.ids = torch.cat([self.ids, self.ids.new_full((self.ids.shape[0], more), self.pad_token_id)], dim=1)
 
     @property
     def batch(self) -> int:
@@ -72,13 +81,15 @@ class Rows:
             offset (`int`): draft position, 0 for the first.
             tokens (`torch.LongTensor` of shape `(len(active),)`): the tokens.
         """
-        columns = [min(length + offset, self.ids.shape[1] - 1) for length in self.active_lengths()]
+        self._reserve(max(self.active_lengths()) + offset + 1)
+        columns = [min(length + offset, self.max_length - 1) for length in self.active_lengths()]
         self.ids[self.active, columns] = tokens.to(self.ids.device)
         for row, column in zip(self.active, columns, strict=True):
             self._touched[row] = max(self._touched[row], column + 1)
 
     def lay_out(self, tokens: Sequence[Sequence[int]]) -> None:
         """Puts the tokens a round may publish into the scratch columns of each active row."""
+        self._reserve(max(self.lengths[row] + len(new) for row, new in zip(self.active, tokens, strict=True)))
         for row, new in zip(self.active, tokens, strict=True):
             start = self.lengths[row]
             self.ids[row, start : start + len(new)] = torch.tensor(new, device=self.ids.device)

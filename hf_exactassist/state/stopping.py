@@ -14,6 +14,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 from ..errors import BatchCoupledCriterion, InvalidArgument
+from .purity import is_stateless, treats_rows_alone
 from .rows import Rows
 
 
@@ -40,11 +41,37 @@ class StoppingRules:
         limits = [rule.max_length for rule in criteria if type(rule) is MaxLengthCriteria]
         if not limits:
             raise InvalidArgument("Nothing limits the generated length: set `max_new_tokens` or `max_length`.")
-        self.max_length = min(limits)
+        self.max_length = int(min(limits))
         eos = [rule.eos_token_id for rule in criteria if type(rule) is EosTokenCriteria]
         self.eos_token_ids = frozenset(token for ids in eos for token in ids.tolist())
         self.pads_finished_rows = any(hasattr(rule, "eos_token_id") for rule in criteria)
         self._others = [rule for rule in criteria if type(rule) not in (MaxLengthCriteria, EosTokenCriteria)]
+
+    def check_batch(self, input_ids: torch.Tensor, scores: Any) -> None:
+        """Asks copies of foreign criteria whether the rows of a batch can be stopped one by one.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(B, P)`): prompts; for one row there is nothing to ask.
+            scores (`tuple[torch.Tensor]`, *optional*): an example of the `scores` argument.
+
+        Raises:
+            BatchCoupledCriterion: a criterion remembers its calls or lets rows depend on each other.
+        """
+        if len(input_ids) == 1:
+            return
+        for rule in self._others:
+            if type(rule) in _ROW_BY_ROW:
+                continue
+
+            def call(subject: Any, ids: torch.Tensor, row: int | None, rule: Any = rule) -> torch.Tensor:
+                return _one_answer_per_row(rule, subject(ids, scores), len(ids)).float()[:, None]
+
+            if not (is_stateless(rule, call, input_ids) and treats_rows_alone(rule, call, input_ids)):
+                raise BatchCoupledCriterion(
+                    f"{type(rule).__name__} remembers its calls, answers once for all rows, or lets rows depend on "
+                    "each other, and rows reach their tokens in different rounds: return a bool tensor with one entry "
+                    "per row that is a function of `input_ids` alone, or generate the rows one by one."
+                )
 
     def cut(
         self, rows: Rows, tokens: Sequence[Sequence[int]], scores: Callable[[int], Any]
@@ -87,12 +114,17 @@ class StoppingRules:
             if type(rule) in _ROW_BY_ROW or rows.batch == 1:
                 said = [bool(torch.as_tensor(rule(rows.ids[row : row + 1, :length], given)).any()) for row in asked]
             else:
-                answer = rule(rows.ids[:, :length], given)
-                if not isinstance(answer, torch.Tensor) or answer.numel() != rows.batch:
-                    raise BatchCoupledCriterion(
-                        f"{type(rule).__name__} returned one answer for {rows.batch} rows, so none could stop alone: "
-                        "return a bool tensor with one entry per row, or generate the rows one by one."
-                    )
-                said = [bool(answer.reshape(-1)[row]) for row in asked]
+                answer = _one_answer_per_row(rule, rule(rows.ids[:, :length], given), rows.batch)
+                said = [bool(answer[row]) for row in asked]
             answers = [a or b for a, b in zip(answers, said, strict=True)]
         return answers
+
+
+def _one_answer_per_row(rule: Any, answer: Any, batch: int) -> torch.Tensor:
+    """A criterion's answers, `(B,)`; a single one would stop every row where one does."""
+    if not isinstance(answer, torch.Tensor) or answer.numel() != batch:
+        raise BatchCoupledCriterion(
+            f"{type(rule).__name__} returned one answer for {batch} rows, so none could stop alone: return a bool "
+            "tensor with one entry per row, or generate the rows one by one."
+        )
+    return answer.reshape(-1)

@@ -229,9 +229,10 @@ def test_refusals(name, place):
     if place == "generation config":
         settings = {"generation_config": GenerationConfig(**{"max_new_tokens": 4, **settings})}
     streamer, forwards = RecordingStreamer(), []
-    hf_exactassist.models.admission.require(pair()[0], "target")  # its probe's forwards do not count
     handle = pair()[0].register_forward_pre_hook(lambda *args: forwards.append(1))
     try:
+        hf_exactassist.models.admission.require(pair()[0], "target")  # its probe's forwards do not count
+        forwards.clear()
         with pytest.raises(error, match=text):
             assisted(pair(), prompts([5]), streamer=streamer, **{**settings, "max_new_tokens": 4})
     finally:

@@ -87,7 +87,7 @@ def test_greedy_calls_consume_no_randomness(drafting):
     assert torch.equal(torch.get_rng_state(), before[0]) and torch.equal(generator.get_state(), before[1])
 
 
-BAD_SEEDS = [-1, 1.5, "3", True, torch.tensor(3), [3]]
+BAD_SEEDS = [-1, 1.5, "3", True, torch.tensor([3, 4]), [3]]
 
 
 @pytest.mark.parametrize("do_sample", [False, True])

@@ -22,11 +22,12 @@ SETTINGS = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_ne
 @contextlib.contextmanager
 def query_tokens(model):
     """Lists the number of query tokens of every forward of `model`, the admission probe's left out."""
-    admission.admit(model)
     widths = []
     hook = model.register_forward_pre_hook(
         lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
+    admission.admit(model)
+    widths.clear()
     yield widths
     hook.remove()
 

@@ -143,14 +143,16 @@ def test_other_models_are_refused_by_name_and_told_what_to_do(name, role):
     model, calls = build(), []
     assert not admission.admit(model).admitted
     pair = {"target": (model, tiny()), "assistant": (tiny(), model)}[role]
-    admission.admit(pair[0])
     pair[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    # the probe's forwards do not count; where the target fails it, it is asked again
+    admitted = admission.admit(pair[0]).admitted
+    probing = len(calls) if admitted else None
     with pytest.raises(UnsupportedArchitecture) as refusal:
         hf_exactassist.generate(pair[0], **prompts([4, 2]), **SETTINGS, assistant_model=pair[1])
     message = str(refusal.value)
     assert f"The {role} {type(model).__name__} is not supported" in message
     assert reason in message and "Drop the assistant" in message
-    assert not calls
+    assert probing is None or len(calls) == probing
 
 
 def test_a_window_that_the_cache_does_not_know_of_would_be_missed():
@@ -161,7 +163,7 @@ def test_a_window_that_the_cache_does_not_know_of_would_be_missed():
     with torch.no_grad():
         ours, theirs = model(input_ids=text).logits[0], wide(input_ids=text).logits[0]
     assert (ours[:12] - theirs[:12]).abs().max() < 1e-5 < (ours[-1] - theirs[-1]).abs().max()
-    assert admission._probe(model) is None and not admission.admit(model).admitted
+    assert admission._probe(model) == "" and not admission.admit(model).admitted
 
 
 def test_global_layers_alone_of_the_same_class_are_admitted():
@@ -265,7 +267,7 @@ def unchanged(before, after):
 
 @pytest.mark.parametrize("build", [*ARCHITECTURES, "dropout", "refused"])
 def test_the_probe_leaves_the_model_and_every_generator_as_they_were(build):
-    """With dropout it draws from torch's generator; the caller's next draw must not depend on whether it ran."""
+    """The caller's next draw must not depend on whether it ran."""
     if build == "dropout":
         model = tiny("gpt2").train()
     else:
@@ -274,21 +276,13 @@ def test_the_probe_leaves_the_model_and_every_generator_as_they_were(build):
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     calls = forwards(model)
     answer = admission.admit(model)
-    assert answer.admitted == (build in ARCHITECTURES) and calls
+    # dropout is refused without a look
+    assert answer.admitted == (build in ARCHITECTURES) and bool(calls) == (build != "dropout")
     assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
     assert np.array_equal(np.random.get_state()[1], states[2])
     unchanged(before, snapshot(model))
     assert torch.is_grad_enabled()
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_dropout_in_the_probe_really_draws():
-    """Otherwise the test above would say nothing about the generator."""
-    model = tiny("gpt2").train()
-    before = torch.get_rng_state()
-    with torch.no_grad():
-        model(input_ids=torch.tensor([[3, 4]]))
-    assert not torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_answer_is_remembered_for_the_model_in_its_setting():
@@ -328,11 +322,12 @@ def test_another_setting_is_probed_anew(change):
     assert calls
 
 
-def test_a_refusal_is_remembered_too():
+def test_a_model_that_failed_the_probe_is_asked_again():
+    """It may have been mended."""
     model = REFUSED["roberta"][0]()
     answer = admission.admit(model)
     calls = forwards(model)
-    assert admission.admit(model) == answer and not answer.admitted and not calls
+    assert admission.admit(model) == answer and not answer.admitted and calls
 
 
 def test_what_is_remembered_dies_with_the_model():

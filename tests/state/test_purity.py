@@ -14,6 +14,7 @@ from transformers.generation import LogitsProcessor, SynthIDTextWatermarkingConf
 
 import hf_exactassist
 from hf_exactassist.models import admission
+from hf_exactassist.models.admission import admit
 from hf_exactassist.state.purity import fingerprint, is_stateless
 from tests.tiny import VOCABULARY, byte_tokenizer, noisy, prompts, same_as_plain, tiny
 
@@ -313,6 +314,8 @@ def test_processor_with_memory_is_refused_untouched_before_the_first_token(pair,
     forwards = mock.Mock(return_value=None)
     hook = target.register_forward_pre_hook(forwards)
     name_in_message = getattr(processor, "__qualname__", type(processor).__name__)
+    admit(target)  # the probe's forwards do not count
+    forwards.reset_mock()
     with hook, pytest.raises(hf_exactassist.StatefulProcessor, match=name_in_message):
         hf_exactassist.generate(
             target,
@@ -456,7 +459,10 @@ def recursive():
     def depth(number):
         return 0 if number == 0 else 1 + depth(number - 1)
 
-    return lambda input_ids, scores: scores * (1 + depth(int(input_ids[0, -1]) % 4))
+    def by_row(input_ids, scores):
+        return torch.stack([row * (1 + depth(int(ids[-1]) % 4)) for ids, row in zip(input_ids, scores, strict=True)])
+
+    return by_row
 
 
 REMEMBER_NOTHING = {
