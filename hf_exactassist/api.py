@@ -39,6 +39,7 @@ def generate(
     seed: int | None = None,
     generator: torch.Generator | None = None,
     row_ids: Sequence[int] | None = None,
+    coupling: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """`model.generate(...)` with exact assistance for any batch.
@@ -64,6 +65,9 @@ def generate(
         generator (`torch.Generator`, *optional*): torch's global generator by default.
         row_ids (`Sequence[int]`, *optional*): identity of each returned row for its random numbers; a row's result
             depends on seed and identity, not on its place or company in a batch. Its index by default.
+        coupling (`str`, *optional*): how sampled calls judge drafts. `"maximal"`, the default, accepts most;
+            `"shared_noise"` returns token for token what the call without assistance returns under the same
+            `torch.manual_seed` (or `seed=`, or `generator=`), at a somewhat lower acceptance.
         **kwargs: generation settings and model arguments, as in Transformers.
 
     Returns:
@@ -92,7 +96,7 @@ def generate(
     if custom_generate is not None or not wants_assistance(settings, assistant_model):
         own = {"assistant_model": assistant_model, "custom_generate": custom_generate}
         # for a recipe that knows them; Transformers itself refuses them, since they would do nothing
-        own |= {"seed": seed, "generator": generator, "row_ids": row_ids}
+        own |= {"seed": seed, "generator": generator, "row_ids": row_ids, "coupling": coupling}
         # only what was given, so that a model with a `generate` of its own is not shown names it does not know
         given = {name: value for name, value in {**passed, **own}.items() if value is not None}
         if inputs is None:
@@ -102,9 +106,8 @@ def generate(
         return plain(inputs=inputs, **given, **kwargs) if by_keyword else plain(inputs, **given, **kwargs)
     decoding = None
     try:
-        decoding, kwargs = _prepare(
-            model, settings, assistant_model, streamer, seed, generator, row_ids, synced_gpus, kwargs
-        )
+        sampling = _sampling(seed, generator, row_ids, coupling)
+        decoding, kwargs = _prepare(model, settings, assistant_model, streamer, sampling, synced_gpus, kwargs)
         passed["stopping_criteria"], kwargs = _stop_strings(settings, stopping_criteria, kwargs)
         passed["generation_config"], kwargs = _without_handled(model, generation_config, kwargs)
         return GenerationMixin.generate(model, inputs, custom_generate=decoding, **passed, **kwargs)
@@ -119,21 +122,11 @@ def _prepare(
     settings: Settings,
     assistant_model: PreTrainedModel | None,
     streamer: Any,
-    seed: int | None,
-    generator: torch.Generator | None,
-    row_ids: Sequence[int] | None,
+    sampling: dict[str, Any],
     synced_gpus: bool | None,
     kwargs: dict[str, Any],
 ) -> tuple[AssistedDecoding, dict[str, Any]]:
     """Checks the models and closes over what Transformers drops for callables."""
-    if seed is not None:
-        seed = _natural("seed", seed)
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise InvalidArgument(f"`generator` must be a `torch.Generator`, got {type(generator).__name__}.")
-    if row_ids is not None:
-        if isinstance(row_ids, (str, bytes)) or not hasattr(row_ids, "__len__"):
-            raise InvalidArgument(f"`row_ids` must be a sequence of non-negative integers, got {row_ids!r}.")
-        row_ids = [_natural("row_ids", row) for row in row_ids]
     if synced_gpus:
         raise UnsupportedArgument("`synced_gpus` is not supported: rows end at different times. Leave it out.")
     if settings.get("token_healing"):
@@ -145,12 +138,30 @@ def _prepare(
         drafter,
         schedule,
         streamer=streamer,
-        seed=seed,
-        generator=generator,
-        row_ids=row_ids,
+        **sampling,
         keep_cache=kwargs.get(compat.CACHE_ARGUMENT) is not None or kwargs.get("past_key_values") is not None,
     )
     return decoding, {name: value for name, value in kwargs.items() if name != "assistant_tokenizer"}
+
+
+def _sampling(
+    seed: int | None, generator: torch.Generator | None, row_ids: Sequence[int] | None, coupling: str | None
+) -> dict[str, Any]:
+    """Where the numbers of a sampled call come from, checked."""
+    coupling = "maximal" if coupling is None else coupling
+    if coupling not in ("maximal", "shared_noise"):
+        raise InvalidArgument(f'`coupling` must be "maximal" or "shared_noise", got {coupling!r}.')
+    if seed is not None:
+        seed = _natural("seed", seed)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InvalidArgument(f"`generator` must be a `torch.Generator`, got {type(generator).__name__}.")
+    if row_ids is not None:
+        if coupling == "shared_noise":
+            raise InvalidArgument('`row_ids` means nothing with `coupling="shared_noise"`: plain sampling has none.')
+        if isinstance(row_ids, (str, bytes)) or not hasattr(row_ids, "__len__"):
+            raise InvalidArgument(f"`row_ids` must be a sequence of non-negative integers, got {row_ids!r}.")
+        row_ids = [_natural("row_ids", row) for row in row_ids]
+    return {"seed": seed, "generator": generator, "row_ids": row_ids, "coupling": coupling}
 
 
 def _natural(name: str, value: Any) -> int:

@@ -12,7 +12,7 @@ from .errors import InvalidArgument
 from .models import admission, compat
 from .models.runner import RowRunner
 from .output import AssistedDecoderOnlyOutput, StepRecorder
-from .randomness import ACCEPT, TERMINAL, Noise, draw_seed
+from .randomness import ACCEPT, TERMINAL, Noise, SharedNoise, default_generator, draw_seed
 from .records import Commit, Draft, Uniforms, Verdict
 from .schedules import DraftSchedule
 from .state.cache import RowStates
@@ -23,6 +23,7 @@ from .state.stopping import StoppingRules
 from .telemetry import AssistStats
 from .verification.coupling import verify_sampled
 from .verification.greedy import verify_greedy
+from .verification.shared_noise import verify_shared
 
 
 class AssistedDecoding:
@@ -39,6 +40,9 @@ class AssistedDecoding:
         generator (`torch.Generator`, *optional*): torch's global generator by default.
         row_ids (`Sequence[int]`, *optional*): identity of each row for its random numbers; its index by default.
         keep_cache (`bool`): fill the caller's cache even if no output object is returned.
+        coupling (`str`): `"maximal"` accepts most drafts; `"shared_noise"` publishes token for token what plain
+            `generate` would draw under the same `torch.manual_seed`, and leaves the generator as plain `generate`
+            would.
     """
 
     def __init__(
@@ -51,9 +55,11 @@ class AssistedDecoding:
         generator: torch.Generator | None = None,
         row_ids: Any = None,
         keep_cache: bool = False,
+        coupling: str = "maximal",
     ) -> None:
         self.drafter, self.schedule, self.streamer = drafter, schedule, streamer
         self.seed, self.generator, self.row_ids, self.keep_cache = seed, generator, row_ids, keep_cache
+        self.coupling = coupling
         self.called = False
 
     @torch.no_grad()
@@ -135,11 +141,27 @@ class _Call:
         if len(identities) != self.rows.batch:
             count = len(identities)
             raise InvalidArgument(f"`row_ids` must hold one number per returned row, {self.rows.batch}, got {count}.")
-        if generation_config.do_sample:
+        self.shared_noise = None
+        if generation_config.do_sample and decoding.coupling == "shared_noise":
+            generator = decoding.generator or default_generator(input_ids.device)
+            if decoding.seed is not None:
+                generator = torch.Generator(input_ids.device).manual_seed(decoding.seed)
+            if generator.device.type != input_ids.device.type:
+                raise InvalidArgument(f"`generator` must live where the input ids do, on {input_ids.device.type}.")
+            shape = (self.rows.batch, compat.head_size(model))
+            self.shared_noise = SharedNoise(generator, shape, input_ids.device)
+        elif generation_config.do_sample:
             self.noise = Noise(draw_seed(decoding.generator) if decoding.seed is None else decoding.seed, identities)
         self.schedule.start()
         self.drafter.start(
-            DraftingContext(self.rows, self.processors, compat.head_size(model), self.rules.eos_token_ids, self.noise)
+            DraftingContext(
+                self.rows,
+                self.processors,
+                compat.head_size(model),
+                self.rules.eos_token_ids,
+                self.noise,
+                self.shared_noise,
+            )
         )
         self.stats = AssistStats()
         self.finished: dict[int, RowStates] = {}
@@ -221,9 +243,11 @@ class _Call:
 
     def judge(self, scores: torch.Tensor, draft: Draft) -> Verdict:
         """Accepts a prefix of each draft and chooses the token after it."""
+        active, positions, width = self.rows.active, self.rows.positions(), draft.width
+        if self.shared_noise is not None:
+            return verify_shared(scores, draft, self.shared_noise.block(active, self.rows.steps(), width + 1))
         if self.noise is None:
             return verify_greedy(scores, draft)
-        active, positions, width = self.rows.active, self.rows.positions(), draft.width
         accept = self.noise.block(ACCEPT, active, positions, width)
         terminal = self.noise.block(TERMINAL, active, positions, width + 1)
         return verify_sampled(scores, draft, Uniforms(accept.to(scores.device), terminal.to(scores.device)))
@@ -279,6 +303,8 @@ class _Call:
 
     def finish(self) -> AssistedDecoderOnlyOutput | torch.Tensor:
         """The result, with the caller's cache holding all of it but the last column."""
+        if self.shared_noise is not None:
+            self.shared_noise.leave(self.rows.complete_columns() - self.rows.prompt_length)
         self.stats.target_forwards, self.stats.draft_forwards = self.target.forwards, self.drafter.forwards
         cache = self.hand_over_cache() if self.returns_cache else None
         if self.generation_config.return_dict_in_generate:

@@ -12,7 +12,7 @@ from ..models.compat import forward_parameters, position_limit
 from ..models.runner import RowRunner
 from ..randomness import DRAFT
 from ..records import Commit, Draft
-from ..verification.distributions import inverse_cdf, probabilities
+from ..verification.distributions import choose, inverse_cdf, probabilities
 from .base import Drafter, DraftingContext
 from .warpers import with_own_warpers
 
@@ -56,7 +56,8 @@ class AssistantModelDrafter(Drafter):
         # columns of each active row that are surely published tokens in the assistant's cache
         self._confirmed = [0] * context.rows.batch
         self._processors = context.processors
-        if self.warper_settings and context.noise is not None:
+        samples = context.noise is not None or context.shared_noise is not None
+        if self.warper_settings and samples:
             own = with_own_warpers(context.processors.processors, self.warper_settings)
             self._processors = context.processors.with_list(own)
 
@@ -73,6 +74,8 @@ class AssistantModelDrafter(Drafter):
             return Draft.empty(len(lengths), rows.ids.device)
         ends, noise = rows.active_lengths(), self.context.noise
         uniforms = None if noise is None else noise.block(DRAFT, rows.active, rows.positions(), width)
+        shared = self.context.shared_noise
+        exponentials = None if shared is None else shared.block(rows.active, rows.steps(), width)
         logits = self._read_published()
         tokens: list[torch.Tensor] = []
         laws: list[torch.Tensor] = []
@@ -80,7 +83,9 @@ class AssistantModelDrafter(Drafter):
         going = list(range(len(lengths)))
         for i in range(width):
             scores = self._score(logits, [end + i for end in ends], going)
-            if uniforms is None:
+            if exponentials is not None:
+                token = choose(scores, exponentials[:, i].to(scores.device))
+            elif uniforms is None:
                 token = scores.argmax(dim=-1)
             else:
                 laws.append(probabilities(scores))

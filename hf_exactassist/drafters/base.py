@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from transformers.generation import CandidateGenerator
 
-from ..randomness import Noise, draw_seed
+from ..randomness import Noise, SharedNoise, draw_seed
 from ..records import Commit, Draft
 from ..state.processors import ProcessorPipeline
 from ..state.rows import Rows
@@ -24,7 +24,9 @@ class DraftingContext:
         processors (`ProcessorPipeline`): the target's processors.
         vocabulary (`int`): the target's event space is `range(vocabulary)`.
         eos_token_ids (`frozenset[int]`): drafting goes no further than one of these.
-        noise (`Noise`, *optional*): random numbers if the call samples; `None` for greedy decoding.
+        noise (`Noise`, *optional*): random numbers if the call samples by maximal coupling.
+        shared_noise (`SharedNoise`, *optional*): the target's own noise if the call samples with it; both are `None`
+            for greedy decoding.
     """
 
     rows: Rows
@@ -32,6 +34,7 @@ class DraftingContext:
     vocabulary: int
     eos_token_ids: frozenset[int]
     noise: Noise | None
+    shared_noise: SharedNoise | None = None
 
 
 class Drafter(CandidateGenerator):

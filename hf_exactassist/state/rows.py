@@ -70,6 +70,10 @@ class Rows:
         """Logical position of each active row's next token: padding does not count, so it is the same in any batch."""
         return [self.prompt_tokens[row] + self.lengths[row] - self.prompt_length for row in self.active]
 
+    def steps(self) -> list[int]:
+        """Index of each active row's next token among the new ones."""
+        return [self.lengths[row] - self.prompt_length for row in self.active]
+
     def budgets(self) -> list[int]:
         """Tokens each active row may still publish."""
         return [self.max_length - self.lengths[row] for row in self.active]

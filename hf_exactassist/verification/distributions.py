@@ -1,4 +1,4 @@
-"""Scores to probabilities, and draws from them by inverse CDF (contract 0x02A, 0x04J)."""
+"""Scores to probabilities, and draws from them by inverse CDF or by exponential noise (contract 0x02A, 0x04J)."""
 
 from __future__ import annotations
 
@@ -66,3 +66,16 @@ def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     # `u * total` may round up to `total`, whose interval does not exist
     threshold = torch.minimum(uniforms.double()[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cdf, threshold, right=True).squeeze(1)
+
+
+def choose(scores: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """The token plain sampling draws from these scores with this noise.
+
+    Args:
+        scores (`torch.Tensor` of shape `(..., V)`): processed scores.
+        noise (`torch.Tensor` of shape `(..., V)`): standard exponential numbers.
+
+    Returns:
+        `torch.LongTensor` of shape `(...)`. Rows without a law give token 0.
+    """
+    return (torch.softmax(scores, dim=-1) / noise).argmax(dim=-1)
