@@ -20,8 +20,9 @@ from .errors import (
 
 
 if TYPE_CHECKING:
-    from .api import disable, enable, generate, is_enabled
+    from .api import disable, enable, generate, is_enabled, start
     from .decoding import AssistedDecoding
+    from .session import Session
     from .telemetry import AssistStats
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "DifferentVocabularies",
     "ExactAssistError",
     "InvalidArgument",
+    "Session",
     "StatefulProcessor",
     "UnsupportedArchitecture",
     "UnsupportedArgument",
@@ -43,16 +45,19 @@ __all__ = [
     "enable",
     "generate",
     "is_enabled",
+    "start",
 ]
 
 # loaded when first used: torch and Transformers take seconds, and `exactassist --help` needs neither
 _HOMES = {
     "AssistStats": "telemetry",
     "AssistedDecoding": "decoding",
+    "Session": "session",
     "disable": "api",
     "enable": "api",
     "generate": "api",
     "is_enabled": "api",
+    "start": "api",
 }
 
 

@@ -13,13 +13,25 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation import StoppingCriteriaList, StopStringCriteria
 
-from .decoding import AssistedDecoding
+from .decoding import AssistedDecoding, SteppedDecoding
 from .errors import InvalidArgument, UnsupportedArgument
 from .models import admission, compat
 from .resolve import Settings, call_settings, resolve_drafter, wants_assistance
+from .session import Session
 
 
 _PREVIOUS = "_exactassist_previous_generate"
+# what `generate` takes by name besides settings, and hands on as it is
+_PASSED = (
+    "generation_config",
+    "logits_processor",
+    "stopping_criteria",
+    "prefix_allowed_tokens_fn",
+    "synced_gpus",
+    "negative_prompt_ids",
+    "negative_prompt_attention_mask",
+    "streamer",
+)
 
 
 def generate(
@@ -76,11 +88,7 @@ def generate(
     Raises:
         ExactAssistError: what cannot be kept exact, before the first token, with what to change.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise InvalidArgument(
-            f"The target must be a Transformers model, got {type(model).__name__}. Pass the model inside a wrapper: "
-            "`peft_model.get_base_model()`, or the module given to `torch.compile`."
-        )
+    _check_model(model)
     plain = getattr(model, _PREVIOUS, None) or types.MethodType(type(model).generate, model)
     passed = {
         "generation_config": generation_config,
@@ -92,24 +100,85 @@ def generate(
         "negative_prompt_attention_mask": negative_prompt_attention_mask,
         "streamer": streamer,
     }
+    own = {"seed": seed, "generator": generator, "row_ids": row_ids, "coupling": coupling}
     settings = call_settings(model, generation_config, kwargs)
     if custom_generate is not None or not wants_assistance(settings, assistant_model):
-        own = {"assistant_model": assistant_model, "custom_generate": custom_generate}
-        # for a recipe that knows them; Transformers itself refuses them, since they would do nothing
-        own |= {"seed": seed, "generator": generator, "row_ids": row_ids, "coupling": coupling}
-        # only what was given, so that a model with a `generate` of its own is not shown names it does not know
-        given = {name: value for name, value in {**passed, **own}.items() if value is not None}
+        others = {"assistant_model": assistant_model, "custom_generate": custom_generate}
+        # our own names are for a recipe that knows them; Transformers refuses them, since they would do nothing.
+        # Only what was given, so that a model with a `generate` of its own is not shown names it does not know
+        given = {name: value for name, value in {**passed, **others, **own}.items() if value is not None}
         if inputs is None:
             return plain(**given, **kwargs)
         # a repository's `generate` is a partial with `model=`, which takes keywords only
         by_keyword = isinstance(plain, functools.partial)
         return plain(inputs=inputs, **given, **kwargs) if by_keyword else plain(inputs, **given, **kwargs)
-    decoding = None
+    return _assisted(AssistedDecoding, model, inputs, assistant_model, passed, own, settings, kwargs)
+
+
+def start(
+    model: PreTrainedModel,
+    inputs: torch.Tensor | None = None,
+    *,
+    assistant_model: PreTrainedModel | None = None,
+    **kwargs: Any,
+) -> Session:
+    """Opens an assisted call that is stepped from outside instead of run to its end.
+
+    ```python
+    session = hf_exactassist.start(model, **inputs, assistant_model=assistant, max_new_tokens=64)
+    for row, token in session:
+        ...
+    output = session.result()
+    ```
+
+    Args:
+        model (`PreTrainedModel`): the target.
+        inputs (`torch.Tensor` of shape `(B, P)`, *optional*): prompts; also as `input_ids=`.
+        assistant_model (`PreTrainedModel`, *optional*): the assistant; or set `prompt_lookup_num_tokens`.
+        **kwargs: as for [`generate`].
+
+    Returns:
+        `Session`: nothing has been read yet. `step()` publishes one round, iteration gives published tokens as
+        `(row, token)`, `result()` is what `generate` returns. After an exception the session goes on where it was.
+
+    Raises:
+        ExactAssistError: what cannot be kept exact, or a call without a drafter.
+    """
+    _check_model(model)
+    settings = call_settings(model, kwargs.get("generation_config"), kwargs)
+    if kwargs.get("custom_generate") is not None or not wants_assistance(settings, assistant_model):
+        raise InvalidArgument("A session needs a drafter: pass `assistant_model` or `prompt_lookup_num_tokens`.")
+    passed = {name: kwargs.pop(name, None) for name in _PASSED}
+    own = {name: kwargs.pop(name, None) for name in ("seed", "generator", "row_ids", "coupling")}
+    return _assisted(SteppedDecoding, model, inputs, assistant_model, passed, own, settings, kwargs)
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, PreTrainedModel):
+        raise InvalidArgument(
+            f"The target must be a Transformers model, got {type(model).__name__}. Pass the model inside a wrapper: "
+            "`peft_model.get_base_model()`, or the module given to `torch.compile`."
+        )
+
+
+def _assisted(
+    kind: type[AssistedDecoding],
+    model: PreTrainedModel,
+    inputs: torch.Tensor | None,
+    assistant_model: PreTrainedModel | None,
+    passed: dict[str, Any],
+    own: dict[str, Any],
+    settings: Settings,
+    kwargs: dict[str, Any],
+) -> Any:
+    """Runs `generate` with a loop of the given kind."""
+    decoding, streamer = None, passed["streamer"]
     try:
-        sampling = _sampling(seed, generator, row_ids, coupling)
-        decoding, kwargs = _prepare(model, settings, assistant_model, streamer, sampling, synced_gpus, kwargs)
-        passed["stopping_criteria"], kwargs = _stop_strings(settings, stopping_criteria, kwargs)
-        passed["generation_config"], kwargs = _without_handled(model, generation_config, kwargs)
+        decoding, kwargs = _prepare(
+            kind, model, settings, assistant_model, streamer, _sampling(**own), passed["synced_gpus"], kwargs
+        )
+        passed["stopping_criteria"], kwargs = _stop_strings(settings, passed["stopping_criteria"], kwargs)
+        passed["generation_config"], kwargs = _without_handled(model, passed["generation_config"], kwargs)
         return GenerationMixin.generate(model, inputs, custom_generate=decoding, **passed, **kwargs)
     finally:
         # whoever reads from the streamer must not wait for ever, wherever the call failed; the loop ends it itself
@@ -118,6 +187,7 @@ def generate(
 
 
 def _prepare(
+    kind: type[AssistedDecoding],
     model: PreTrainedModel,
     settings: Settings,
     assistant_model: PreTrainedModel | None,
@@ -134,7 +204,7 @@ def _prepare(
     admission.require(model, "target")
     assistant_tokenizer = kwargs.get("assistant_tokenizer")
     drafter, schedule = resolve_drafter(model, settings, assistant_model, kwargs.get("tokenizer"), assistant_tokenizer)
-    decoding = AssistedDecoding(
+    decoding = kind(
         drafter,
         schedule,
         streamer=streamer,

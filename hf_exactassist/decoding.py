@@ -1,29 +1,17 @@
-"""The round loop: propose, score, judge, commit."""
+"""The loop as an object for `custom_generate=`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
-from .drafters.base import Drafter, DraftingContext
-from .errors import InvalidArgument
-from .models import admission, compat
-from .models.runner import RowRunner
-from .output import AssistedDecoderOnlyOutput, StepRecorder
-from .randomness import ACCEPT, TERMINAL, Noise, SharedNoise, default_generator, draw_seed
-from .records import Commit, Draft, Uniforms, Verdict
+from .drafters.base import Drafter
+from .models import admission
+from .output import AssistedDecoderOnlyOutput
 from .schedules import DraftSchedule
-from .state.cache import RowStates
-from .state.caller_cache import CallerCache
-from .state.processors import ProcessorPipeline
-from .state.rows import Rows
-from .state.stopping import StoppingRules
-from .telemetry import AssistStats
-from .verification.coupling import verify_sampled
-from .verification.greedy import verify_greedy
-from .verification.shared_noise import verify_shared
+from .session import Session
 
 
 class AssistedDecoding:
@@ -80,249 +68,63 @@ class AssistedDecoding:
         """
         self.called = True
         try:
-            admission.require(model, "target")
-            admission.check_decoding_mode(generation_config)
-            admission.check_model_arguments(model_kwargs)
-            call = _Call(self, model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+            session = self.begin(
+                model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
+            )
             try:
-                return call.run()
+                return session.result()
             except BaseException:
-                call.caller_cache.restore()
+                session.abandon()
                 raise
         finally:
             if self.streamer is not None:
                 self.streamer.end()
 
-
-class _Call:
-    """The state of one call, and the verbs of the loop."""
-
-    def __init__(
+    def begin(
         self,
-        decoding: AssistedDecoding,
         model: PreTrainedModel,
         input_ids: torch.LongTensor,
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
-    ) -> None:
-        self.generation_config, self.model_kwargs = generation_config, model_kwargs
-        self.drafter, self.schedule, self.streamer = decoding.drafter, decoding.schedule, decoding.streamer
-        self.rules = StoppingRules(stopping_criteria)
-        pad = generation_config._pad_token_tensor
-        self.rows = Rows(
+    ) -> Session:
+        """Checks a prepared call and opens its session; arguments as in [`__call__`]."""
+        admission.require(model, "target")
+        admission.check_decoding_mode(generation_config)
+        admission.check_model_arguments(model_kwargs)
+        return Session(
+            model,
             input_ids,
-            model_kwargs.get("attention_mask"),
-            self.rules.max_length,
-            0 if pad is None else int(pad),
-            stop_alone=self.rules.pads_finished_rows,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            model_kwargs,
+            drafter=self.drafter,
+            schedule=self.schedule,
+            streamer=self.streamer,
+            seed=self.seed,
+            generator=self.generator,
+            row_ids=self.row_ids,
+            keep_cache=self.keep_cache,
+            coupling=self.coupling,
         )
-        positions = model_kwargs.get("position_ids")
-        read = [*self.rows.prompt_tokens] if positions is None else (positions[:, -1] + 1).tolist()
-        admission.check_length(model, min(read), max(read) + self.rules.max_length - self.rows.prompt_length)
-        cache = model_kwargs.get(compat.CACHE_ARGUMENT)
-        if cache is None:
-            # `use_cache=False`: block scoring needs one all the same, and nobody sees it
-            admission.check_outputs_without_cache(generation_config)
-            cache = model_kwargs[compat.CACHE_ARGUMENT] = DynamicCache(config=compat.text_config(model))
-            self.returns_cache = False
-        else:
-            user_defined = getattr(cache, "_is_user_defined", False) or decoding.keep_cache
-            self.returns_cache = bool(generation_config.return_dict_in_generate or user_defined)
-        self.caller_cache = CallerCache(cache)
-        self.target = RowRunner(model)
-        self.recorder = StepRecorder(generation_config, self.rows)
-        example = None if self.recorder.scores is None else (torch.zeros(self.rows.batch, compat.head_size(model)),)
-        self.rules.check_batch(input_ids, example)
-        self.processors = ProcessorPipeline(logits_processor, input_ids, compat.head_size(model))
-        self.noise = None
-        identities = range(self.rows.batch) if decoding.row_ids is None else decoding.row_ids
-        if len(identities) != self.rows.batch:
-            count = len(identities)
-            raise InvalidArgument(f"`row_ids` must hold one number per returned row, {self.rows.batch}, got {count}.")
-        self.shared_noise = None
-        if generation_config.do_sample and decoding.coupling == "shared_noise":
-            generator = decoding.generator or default_generator(input_ids.device)
-            if decoding.seed is not None:
-                generator = torch.Generator(input_ids.device).manual_seed(decoding.seed)
-            if generator.device.type != input_ids.device.type:
-                raise InvalidArgument(f"`generator` must live where the input ids do, on {input_ids.device.type}.")
-            shape = (self.rows.batch, compat.head_size(model))
-            self.shared_noise = SharedNoise(generator, shape, input_ids.device)
-        elif generation_config.do_sample:
-            self.noise = Noise(draw_seed(decoding.generator) if decoding.seed is None else decoding.seed, identities)
-        self.schedule.start()
-        self.drafter.start(
-            DraftingContext(
-                self.rows,
-                self.processors,
-                compat.head_size(model),
-                self.rules.eos_token_ids,
-                self.noise,
-                self.shared_noise,
-            )
-        )
-        self.stats = AssistStats()
-        self.finished: dict[int, RowStates] = {}
-        self.streamed = self.rows.prompt_length
 
-    def run(self) -> AssistedDecoderOnlyOutput | torch.Tensor:
-        """The loop. The prefill is a round without drafts: its logits score the first token."""
-        draft = Draft.empty(self.rows.batch, self.rows.ids.device)
-        outputs = self.prefill()
-        while True:
-            logits, scores = self.process(outputs, draft)
-            verdict = self.judge(scores, draft)
-            commit = self.stage(draft, verdict, logits, scores, outputs)
-            self.publish(commit)
-            if not self.rows.active:
-                return self.finish()
-            draft = self.propose()
-            outputs = self.score(draft)
 
-    def prefill(self) -> Any:
-        """Reads the prompts as plain `generate` does."""
-        outputs = self.target.prefill(
-            self.rows.ids[:, : self.rows.prompt_length], self.generation_config, self.model_kwargs
-        )
-        self.slots = self.target.cache.lengths[0]
-        # a cache of the caller's may keep more than the model's windows, and attention is returned over what it keeps
-        layers = self.caller_cache.cache.layers
-        self.recorder.start(self.slots, [layer.sliding_window if layer.is_sliding else None for layer in layers])
-        outputs.logits = outputs.logits[:, -1:]
-        return outputs
+class SteppedDecoding(AssistedDecoding):
+    """As [`AssistedDecoding`], but `generate` returns the open [`Session`] before anything is read."""
 
-    def propose(self) -> Draft:
-        """Drafts as many tokens as the schedule wants and the budget leaves besides the terminal token."""
-        lengths = [
-            max(min(self.schedule.length(row), budget - 1), 0)
-            for row, budget in zip(self.rows.active, self.rows.budgets(), strict=True)
-        ]
-        draft = self.drafter.propose(lengths)
-        width = draft.width
-        tokens, probs = draft.tokens[:, :width].to(self.rows.ids.device), draft.probs
-        if min(draft.lengths) < width:
-            # what lies behind a short draft need not be a token, and the target reads it as filler
-            ends = torch.tensor(draft.lengths, device=tokens.device)[:, None]
-            tokens = tokens.masked_fill(torch.arange(width, device=tokens.device) >= ends, 0)
-        return Draft(tokens, draft.lengths, None if probs is None else probs[:, :width].to(tokens.device))
-
-    def score(self, draft: Draft) -> Any:
-        """One target forward over the frontier token and the drafts of every row."""
-        rows = self.rows
-        frontier = rows.ids[rows.active, [length - 1 for length in rows.active_lengths()]]
-        block = torch.cat([frontier[:, None], draft.tokens], dim=1)
-        counts = [length + 1 for length in draft.lengths]
-        self.stats.rounds += 1
-        return self.target.forward(block, self.target.cache.lengths, counts)
-
-    def process(self, outputs: Any, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and processed scores, `(A, K + 1, V)`, of every position that has a prefix.
-
-        Code of the caller's is asked column by column and never about a prefix that cannot be published.
-        """
-        rows, starts, drafted = self.rows, self.rows.active_lengths(), list(draft.lengths)
-        logits = outputs.logits.to(rows.ids.device, torch.float32)
-        scores = torch.zeros_like(logits)
-        columns = range(min(starts), max(start + count for start, count in zip(starts, drafted, strict=True)) + 1)
-        for block in [[column] for column in columns] if self.processors.asks_caller else [columns]:
-            places = [(i, column - start) for i, start in enumerate(starts) for column in block]
-            places = [(i, j) for i, j in places if 0 <= j <= drafted[i]]
-            at = ([i for i, _ in places], [j for _, j in places])
-            lengths = [starts[i] + j for i, j in places]
-            scores[at] = self.processors.process(logits[at], [rows.active[i] for i in at[0]], lengths, rows.ids)
-            for i, j in places if self.processors.asks_caller else ():
-                if j < drafted[i] and self.ends_here(int(draft.tokens[i, j]), scores[i, j]):
-                    drafted[i] = j
-        return logits, scores
-
-    def ends_here(self, token: int, scores: torch.Tensor) -> bool:
-        """Whether nothing can be published after a draft token: it ends the row, or can only be rejected."""
-        return token in self.rules.eos_token_ids or bool(scores[token] == -torch.inf and scores.amax() > -torch.inf)
-
-    def judge(self, scores: torch.Tensor, draft: Draft) -> Verdict:
-        """Accepts a prefix of each draft and chooses the token after it."""
-        active, positions, width = self.rows.active, self.rows.positions(), draft.width
-        if self.shared_noise is not None:
-            return verify_shared(scores, draft, self.shared_noise.block(active, self.rows.steps(), width + 1))
-        if self.noise is None:
-            return verify_greedy(scores, draft)
-        accept = self.noise.block(ACCEPT, active, positions, width)
-        terminal = self.noise.block(TERMINAL, active, positions, width + 1)
-        return verify_sampled(scores, draft, Uniforms(accept.to(scores.device), terminal.to(scores.device)))
-
-    def stage(
-        self, draft: Draft, verdict: Verdict, logits: torch.Tensor, scores: torch.Tensor, outputs: Any
-    ) -> Commit:
-        """The round as it will be published: cut at the first stop of each row, before anything is visible."""
-        table = torch.cat([draft.tokens, verdict.terminal[:, None], verdict.accepted[:, None]], dim=1).tolist()
-        accepted = tuple(row[-1] for row in table)
-        tokens = [[*row[:count], row[-2]] for row, count in zip(table, accepted, strict=True)]
-        if max(row[-1] for row in tokens) >= scores.shape[-1]:
-            raise RuntimeError(
-                "The target's processed scores hold NaN or leave no token to choose. Check the model's weights and "
-                "dtype and the logits processors; plain `generate` fails on them too."
-            )
-        self.rows.lay_out(tokens)
-        self.recorder.record(logits, scores, outputs, [len(row) for row in tokens])
-        kept, stops = self.rules.cut(self.rows, tokens, self.recorder.criteria_scores)
-        return Commit(tuple(self.rows.active), draft.lengths, accepted, kept, stops)
-
-    def publish(self, commit: Commit) -> None:
-        """Makes the round visible and lets drafter, schedule, counters and streamer learn of it."""
-        rows = self.rows
-        going = rows.publish(commit)
-        # every published token but the last has a K/V row now
-        self.target.cache.lengths = [self.slots + rows.lengths[row] - rows.prompt_length - 1 for row in commit.rows]
-        self.drafter.observe(commit)
-        for row, drafted, accepted in zip(commit.rows, commit.drafted, commit.accepted, strict=True):
-            self.schedule.observe(row, drafted, accepted)
-        self.stats.record(commit)
-        if len(going) < len(commit.rows) and (going or self.finished):
-            self.retire(commit, going)
-        self.stream()
-
-    def retire(self, commit: Commit, going: list[int]) -> None:
-        """Takes finished rows out of the batch; their states are kept if the caller gets a cache."""
-        if self.returns_cache:
-            for i, row in enumerate(commit.rows):
-                if i not in going:
-                    self.finished[row] = self.target.cache.take_row(i)
-        if going:
-            self.target.keep_rows(going)
-            self.drafter.keep_rows(going)
-
-    def stream(self) -> None:
-        """Gives the streamer the columns that are complete, one token per row at a time as plain `generate` does."""
-        end = self.rows.complete_columns()
-        if self.streamer is not None:
-            for column in range(self.streamed, end):
-                self.streamer.put(self.rows.ids[:, column].cpu())
-        self.streamed = end
-
-    def finish(self) -> AssistedDecoderOnlyOutput | torch.Tensor:
-        """The result, with the caller's cache holding all of it but the last column."""
-        if self.shared_noise is not None:
-            self.shared_noise.leave(self.rows.complete_columns() - self.rows.prompt_length)
-        self.stats.target_forwards, self.stats.draft_forwards = self.target.forwards, self.drafter.forwards
-        cache = self.hand_over_cache() if self.returns_cache else None
-        if self.generation_config.return_dict_in_generate:
-            return self.recorder.finish(cache, self.stats)
-        return self.rows.sequences()
-
-    def hand_over_cache(self) -> DynamicCache:
-        """Plain `generate` reads padding for finished rows; so that the caches agree, what is missing is read here."""
-        rows, cache = self.rows, self.target.cache
-        if self.finished:
-            self.target.regroup([self.finished[row] for row in range(rows.batch)])
-        shift = self.slots - rows.prompt_length
-        end = rows.complete_columns() - 1
-        starts = [min(length - shift, end) for length in cache.lengths]
-        width = end - min(starts)
-        if width > 0:
-            block = rows.ids.new_full((rows.batch, width), rows.pad_token_id)
-            for row, start in enumerate(starts):
-                block[row, : end - start] = rows.ids[row, start:end]
-            self.target.forward(block, [start + shift for start in starts], [end - start for start in starts], keep=1)
-        return self.caller_cache.fill(cache, end + shift)
+    def __call__(self, model: PreTrainedModel, input_ids: torch.LongTensor, *args: Any, **kwargs: Any) -> Any:
+        """Called by `generate` with everything prepared."""
+        self.called = True
+        names = ("logits_processor", "stopping_criteria", "generation_config")
+        prepared = dict(zip(names, args, strict=False))
+        prepared |= {name: kwargs.pop(name) for name in names if name in kwargs}
+        try:
+            session = self.begin(model, input_ids, **prepared, model_kwargs=kwargs)
+        except BaseException:
+            if self.streamer is not None:
+                self.streamer.end()
+            raise
+        session.ends_streamer = True
+        return session

@@ -157,12 +157,14 @@ class AssistantModelDrafter(Drafter):
                 return self._read_first(ends[0])
             # so that every row has a token left whose logits can be wanted
             self._read_first(min(ends) - 1)
-        counts = [end - read for end, read in zip(ends, self._confirmed, strict=True)]
+        # the last token is read once more where a round was aborted after reading it: its logits are wanted
+        starts = [min(read, end - 1) for end, read in zip(ends, self._confirmed, strict=True)]
+        counts = [end - start for end, start in zip(ends, starts, strict=True)]
         width = max(counts)
         block = torch.zeros(len(ends), width, dtype=torch.long, device=rows.ids.device)
         for i, (row, end, count) in enumerate(zip(rows.active, ends, counts, strict=True)):
             block[i, width - count :] = rows.ids[row, end - count : end]
-        logits = self._forward(block, self._confirmed, counts, right=True)
+        logits = self._forward(block, starts, counts, right=True)
         self._confirmed = ends
         return logits
 
@@ -176,8 +178,10 @@ class AssistantModelDrafter(Drafter):
             mask[:, : rows.prompt_length] = rows.prompt_mask[rows.active]
             last = None if self._position_limit is None else self._position_limit - 1
             kwargs["attention_mask"], kwargs["position_ids"] = mask, (mask.cumsum(dim=1) - 1).clamp(0, last)
-        self._runner = runner = RowRunner(self.model, self._position_limit)
+        runner = RowRunner(self.model, self._position_limit)
         logits = runner.prefill(self._readable(ids), GenerationConfig(), kwargs).logits[:, -1:]
+        # only now: a failed reading leaves nothing behind
+        self._runner = runner
         self.forwards += 1
         self._confirmed = [columns] * len(rows.active)
         return logits

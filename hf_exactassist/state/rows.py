@@ -118,6 +118,13 @@ class Rows:
         self.active = [self.active[i] for i in going]
         return going
 
+    def end(self, rows: Sequence[int]) -> None:
+        """Ends active rows where they stand."""
+        for row in rows:
+            self.ids[row, self.lengths[row] : self._touched[row]] = self.pad_token_id
+            self.stops[row] = self.lengths[row] if self.stops[row] is None else self.stops[row]
+        self.active = [row for row in self.active if row not in rows]
+
     def _finished(self, row: int) -> bool:
         if self.stop_alone or self.lengths[row] >= self.max_length:
             return self.stops[row] is not None
