@@ -148,15 +148,16 @@ class Session:
     def step(self) -> Commit | None:
         """Makes and publishes one round; the first one reads the prompts and publishes one token a row.
 
-        Without memory for the round, it is made again with drafts of half the length, down to none.
+        Without memory for the round, it is made again with drafts of half the length, down to none. Not so where
+        drafts were drawn by a drafter that stops early: how long they got, and so whether memory sufficed, hung on
+        numbers not yet reached, and choosing by them would bend the law.
 
         Returns:
             `Commit`: what was published, or `None` if every row has ended.
 
         Raises:
             BaseException: whatever the round raised; nothing was published, and the session can be stepped again.
-            Where
-                plain decoding has no memory either, the error carries the published tokens as `published`.
+                Where there is no memory in the end, the error carries the published tokens as `published`.
         """
         if self.finished:
             return None
@@ -168,11 +169,11 @@ class Session:
         while True:
             try:
                 draft = self.propose(share)
-                return self.decide(self.score(draft), draft)
+                return self.decide(self.score(draft, max(self.wanted(share))), draft)
             except RuntimeError as error:
                 if not _out_of_memory(error):
                     raise
-                if share == 0.0:
+                if share == 0.0 or (self.noise is not None and self.drafter.stops_early):
                     error.published = self.sequences_so_far()  # type: ignore[attr-defined]
                     raise
                 share = 0.0 if max(self.wanted(share)) <= 1 else share / 2
@@ -221,6 +222,7 @@ class Session:
             self.retire(before, going)
         self.stream()
 
+    @torch.no_grad()
     def result(self) -> AssistedDecoderOnlyOutput | torch.Tensor:
         """What `generate` returns; runs to the end first."""
         while self.step() is not None:
@@ -270,13 +272,19 @@ class Session:
             tokens = tokens.masked_fill(torch.arange(width, device=tokens.device) >= ends, 0)
         return Draft(tokens, draft.lengths, None if probs is None else probs[:, :width].to(tokens.device))
 
-    def score(self, draft: Draft) -> Any:
-        """One target forward over the frontier token and the drafts of every row."""
+    def score(self, draft: Draft, wanted: int) -> Any:
+        """One target forward over the frontier token and the drafts of every row.
+
+        Drawn drafts are filled up to what was wanted, so that the memory it takes does not depend on what was drawn.
+        """
         rows = self.rows
         frontier = rows.ids[rows.active, [length - 1 for length in rows.active_lengths()]]
-        block = torch.cat([frontier[:, None], draft.tokens], dim=1)
+        filler = draft.tokens.new_zeros(len(rows.active), 0 if draft.probs is None else wanted - draft.width)
+        block = torch.cat([frontier[:, None], draft.tokens, filler], dim=1)
         counts = [length + 1 for length in draft.lengths]
-        return self.target.forward(block, self.target.cache.lengths, counts)
+        outputs = self.target.forward(block, self.target.cache.lengths, counts)
+        outputs.logits = outputs.logits[:, : draft.width + 1]
+        return outputs
 
     def process(self, outputs: Any, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and processed scores, `(A, K + 1, V)`, of every position that has a prefix.

@@ -60,6 +60,7 @@ class AssistantModelDrafter(Drafter):
         if self.warper_settings and samples:
             own = with_own_warpers(context.processors.processors, self.warper_settings)
             self._processors = context.processors.with_list(own)
+        self.stops_early = bool(self.confidence_threshold) or self._processors.asks_caller
 
     @torch.no_grad()
     def propose(self, lengths: Sequence[int]) -> Draft:

@@ -46,6 +46,8 @@ class Drafter(CandidateGenerator):
     """
 
     forwards: int = 0
+    # whether how much work a drawn draft takes depends on what is drawn
+    stops_early: bool = False
 
     def start(self, context: DraftingContext) -> None:
         """Prepares for a new call; whatever an earlier call left is forgotten."""

@@ -7,6 +7,8 @@ from transformers import GenerationMixin
 import hf_exactassist
 from hf_exactassist import AssistedDecoding
 from hf_exactassist.drafters import AssistantModelDrafter, PromptLookupDrafter
+from hf_exactassist.models.admission import admit
+from hf_exactassist.models.runner import RowRunner
 from hf_exactassist.schedules import ConstantSchedule, DraftSchedule, HeuristicSchedule
 from hf_exactassist.verification.enumeration import total_variation
 from tests.exactness.hash_model import hash_pair
@@ -176,3 +178,37 @@ def test_a_schedule_that_looks_at_unreached_drafts_bends_the_law():
     watched = _Watched(assistant, torch.ones(3, dtype=torch.bool))
     loop, kwargs, inputs = AssistedDecoding(watched, _Peeking(watched)), settings(5), prompt(3)
     assert total_variation(plain_law(target, inputs, **kwargs), assisted_law(target, inputs, loop, **kwargs)) > 1e-3
+
+
+def scarce(monkeypatch, target, columns):
+    """Forwards of the target over more columns find no memory."""
+    assert admit(target).admitted  # the probe has memory
+    forward = RowRunner.forward
+
+    def limited(self, tokens, *args, **kwargs):
+        if self.model is target and tokens.shape[1] > columns:
+            raise torch.OutOfMemoryError("out of memory")
+        return forward(self, tokens, *args, **kwargs)
+
+    monkeypatch.setattr(RowRunner, "forward", limited)
+
+
+def test_law_where_long_blocks_find_no_memory(monkeypatch):
+    """An EOS shortens drafts, but not blocks: whether memory suffices must not hang on what was drawn."""
+    target, assistant = hash_pair(2)
+    loop = AssistedDecoding(drafter(assistant, 2), ConstantSchedule(3))
+    kwargs, inputs = settings(5, eos_token_id=1, pad_token_id=0), prompt(2)
+    plain = plain_law(target, inputs, **kwargs)
+    scarce(monkeypatch, target, 3)
+    assert total_variation(plain, assisted_law(target, inputs, loop, **kwargs)) < 1e-6
+
+
+def test_no_memory_with_a_drafter_that_stops_early_is_an_error(monkeypatch):
+    """Making the round again only where the draft got long would bend the law."""
+    target, assistant = hash_pair(3)
+    loop = AssistedDecoding(drafter(assistant, 3, confidence_threshold=0.01), ConstantSchedule(2), seed=1)
+    run = prepare(target, prompt(3), **settings(4))
+    scarce(monkeypatch, target, 2)
+    with pytest.raises(torch.OutOfMemoryError) as error:
+        run(loop)
+    assert len(error.value.published[0]) == 1
