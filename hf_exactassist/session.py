@@ -167,16 +167,17 @@ class Session:
             return self.decide(self._first, Draft.empty(self.rows.batch, self.rows.ids.device))
         share = 1.0
         while True:
+            wanted = self.wanted(share)
             try:
-                draft = self.propose(share)
-                return self.decide(self.score(draft, max(self.wanted(share))), draft)
+                draft = self.propose(wanted)
+                return self.decide(self.score(draft, max(wanted)), draft)
             except RuntimeError as error:
                 if not _out_of_memory(error):
                     raise
                 if share == 0.0 or (self.noise is not None and self.drafter.stops_early):
                     error.published = self.sequences_so_far()  # type: ignore[attr-defined]
                     raise
-                share = 0.0 if max(self.wanted(share)) <= 1 else share / 2
+                share = 0.0 if max(wanted) <= 1 else share / 2
 
     def decide(self, outputs: Any, draft: Draft) -> Commit:
         """From a forward's outputs to the published round."""
@@ -254,16 +255,16 @@ class Session:
         outputs.logits = outputs.logits[:, -1:]
         return outputs
 
-    def wanted(self, share: float = 1.0) -> list[int]:
-        """Draft length of each row: what the schedule wants and the budget leaves besides the terminal token."""
+    def wanted(self, share: float) -> list[int]:
+        """Draft length of each row: a share of what the schedule wants, with room left for the terminal token."""
         return [
             max(min(int(self.schedule.length(row) * share), budget - 1), 0)
             for row, budget in zip(self.rows.active, self.rows.budgets(), strict=True)
         ]
 
-    def propose(self, share: float = 1.0) -> Draft:
+    def propose(self, wanted: Sequence[int]) -> Draft:
         """Drafts for every active row."""
-        draft = self.drafter.propose(self.wanted(share))
+        draft = self.drafter.propose(wanted)
         width = draft.width
         tokens, probs = draft.tokens[:, :width].to(self.rows.ids.device), draft.probs
         if min(draft.lengths) < width:

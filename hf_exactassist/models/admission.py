@@ -236,8 +236,6 @@ def _surface(model: PreTrainedModel, attention: str) -> str:
             "its forward takes no explicit `position_ids` or no cache, so rows cannot stand at different positions. "
             "Drop the assistant for this call."
         )
-    if any(window is not None and window < 2 for window in compat.layer_windows(model)):
-        return "a sliding window of less than two tokens leaves nothing to cache. Drop the assistant for this call."
     layers = DynamicCache(config=compat.text_config(model)).layers
     foreign = {
         type(layer).__name__ for layer in layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)
@@ -254,6 +252,8 @@ def _surface(model: PreTrainedModel, attention: str) -> str:
     if foreign or kinds:
         names = ", ".join(sorted(foreign | kinds))
         return f"its layers of kind {names} cannot be rolled back row by row yet. Drop the assistant for this call."
+    if any(window is not None and window < 2 for window in compat.layer_windows(model)):
+        return "a sliding window of less than two tokens leaves nothing to cache. Drop the assistant for this call."
     return ""
 
 

@@ -337,3 +337,25 @@ def test_what_is_remembered_dies_with_the_model():
     del model
     gc.collect()
     assert reference() is None and len(admission._PROBED) < size
+
+
+def test_a_window_of_one_token_is_refused():
+    answer = admission.admit(tiny("mistral", sliding_window=1))
+    assert not answer.admitted and "less than two tokens" in answer.reason
+
+
+def test_layers_that_know_no_window_are_named():
+    """MiniMax mixes attention with linear layers, which are not asked for a window."""
+    config = hf.MiniMaxConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        layer_types=["linear_attention", "full_attention"],
+    )
+    answer = admission.admit(hf.MiniMaxForCausalLM(config).eval())
+    assert not answer.admitted and "linear_attention" in answer.reason
