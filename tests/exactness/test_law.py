@@ -29,7 +29,14 @@ SETTINGS = {
     "min_length": {"eos_token_id": 1, "pad_token_id": 0, "min_new_tokens": 2},
 }
 # a vocabulary of two tokens has nothing to truncate
-CASES = [(name, k) for name in SETTINGS for k in SIZES if SIZES[k][0] > 2 or name not in ("top_k", "top_p", "min_p")]
+CASES = [
+    (name, k, *SIZES[k])
+    for name in SETTINGS
+    for k in SIZES
+    if SIZES[k][0] > 2 or name not in ("top_k", "top_p", "min_p")
+]
+# long drafts over a larger vocabulary, cut by the budget
+CASES += [(name, k, 4, 4) for name in ("plain", "eos", "top_k", "top_p", "min_p") for k in (3, 8)]
 
 
 def settings(tokens, **others):
@@ -60,9 +67,8 @@ def prompt(vocabulary, length=3):
     return {"input_ids": torch.randint(vocabulary, (1, length), generator=torch.Generator().manual_seed(length))}
 
 
-@pytest.mark.parametrize(("name", "k"), CASES)
-def test_law_is_the_targets(name, k):
-    vocabulary, tokens = SIZES[k]
+@pytest.mark.parametrize(("name", "k", "vocabulary", "tokens"), CASES)
+def test_law_is_the_targets(name, k, vocabulary, tokens):
     target, assistant = hash_pair(vocabulary)
     kwargs, inputs = settings(tokens, **SETTINGS[name]), prompt(vocabulary)
     loop = AssistedDecoding(drafter(assistant, vocabulary), ConstantSchedule(k))
