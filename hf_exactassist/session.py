@@ -156,7 +156,8 @@ class Session:
             `Commit`: what was published, or `None` if every row has ended.
 
         Raises:
-            BaseException: whatever the round raised; nothing was published, and the session can be stepped again.
+            BaseException: whatever the round raised; nothing was published, and the session can be stepped again. Only
+                a streamer is called after publication: what it raises comes with the tokens already published.
                 Where there is no memory in the end, the error carries the published tokens as `published`.
         """
         if self.finished:
@@ -190,8 +191,8 @@ class Session:
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Published tokens as `(row, token)`, stepping as needed; each is handed out once, by whichever iteration."""
         while True:
-            for row, length in enumerate(self.rows.lengths):
-                while self._delivered[row] < length:
+            for row in range(self.rows.batch):
+                while self._delivered[row] < self.rows.certain_length(row):
                     self._delivered[row] += 1
                     yield row, int(self.rows.ids[row, self._delivered[row] - 1])
             if self.step() is None:
@@ -200,7 +201,8 @@ class Session:
     def sequences_so_far(self) -> list[list[int]]:
         """The new tokens published for each row."""
         rows = self.rows
-        return [rows.ids[row, rows.prompt_length : end].tolist() for row, end in enumerate(rows.lengths)]
+        ends = [rows.certain_length(row) for row in range(rows.batch)]
+        return [rows.ids[row, rows.prompt_length : end].tolist() for row, end in enumerate(ends)]
 
     def drop_rows(self, rows: Sequence[int]) -> None:
         """Ends rows where they stand; the others go on.

@@ -137,6 +137,13 @@ class Rows:
             return None
         return max(stop for stop in self.stops if stop is not None)
 
+    def certain_length(self, row: int) -> int:
+        """Columns of a row that the result will hold; one that goes on for others may be cut where they end."""
+        if self.stop_alone:
+            return self.lengths[row]
+        reached = [length if stop is None else stop for length, stop in zip(self.lengths, self.stops, strict=True)]
+        return min(self.lengths[row], max(reached))
+
     def complete_columns(self) -> int:
         """Columns that will not change any more: every row has reached them or is finished."""
         if not self.active:

@@ -235,3 +235,20 @@ def test_a_session_needs_a_drafter_and_ends_the_streamer_when_refused(models):
     with pytest.raises(hf_exactassist.UnsupportedDecodingMode):
         opened(models, [5], num_beams=2, streamer=streamer)
     assert streamer.ended == 1
+
+
+def test_what_is_handed_out_is_in_the_result_where_rows_go_on_for_each_other(models):
+    """Without an EOS id a stopped row goes on until the last one stops, and is cut there."""
+    settings = {"do_sample": False, "eos_token_id": None}
+    plain = models[0].generate(**prompts([9, 4, 6]), **{**settings, "max_new_tokens": 24, "pad_token_id": 0})
+    ends = torch.tensor([plain[0, 11], plain[1, 16], plain[2, 13]])
+    settings["stopping_criteria"] = [lambda ids, scores: ids[:, -1] == ends.to(ids)]
+    expected = uninterrupted(models, [9, 4, 6], **settings)
+    session, seen = opened(models, [9, 4, 6], **settings), [[], [], []]
+    for row, token in session:
+        seen[row].append(token)
+        so_far = session.sequences_so_far()
+        assert all(
+            whole[: len(tokens)] == tokens for whole, tokens in zip(expected[:, 9:].tolist(), so_far, strict=True)
+        )
+    assert seen == expected[:, 9:].tolist() and expected.shape[1] < 9 + 24
