@@ -17,6 +17,7 @@ from .errors import (
     UnsupportedCache,
     UnsupportedDecodingMode,
 )
+from .version import __version__
 
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from .decoding import AssistedDecoding
     from .session import Session
     from .telemetry import AssistStats
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AssistStats",
@@ -41,6 +40,7 @@ __all__ = [
     "UnsupportedArgument",
     "UnsupportedCache",
     "UnsupportedDecodingMode",
+    "__version__",
     "disable",
     "enable",
     "generate",

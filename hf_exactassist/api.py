@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import operator
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,6 +31,8 @@ _PASSED = (
     "negative_prompt_attention_mask",
     "streamer",
 )
+# what it does not know
+_OWN = ("seed", "generator", "row_ids", "coupling", "layout", "telemetry")
 
 
 def generate(
@@ -52,6 +53,8 @@ def generate(
     generator: torch.Generator | None = None,
     row_ids: Sequence[int] | None = None,
     coupling: str | None = None,
+    layout: str | None = None,
+    telemetry: Any = None,
     **kwargs: Any,
 ) -> Any:
     """`model.generate(...)` with exact assistance for any batch.
@@ -80,6 +83,10 @@ def generate(
         coupling (`str`, *optional*): how sampled calls judge drafts. `"maximal"`, the default, accepts most;
             `"shared_noise"` returns token for token what the call without assistance returns under the same
             `torch.manual_seed` (or `seed=`, or `generator=`), at a somewhat lower acceptance.
+        layout (`str`, *optional*): `"replay"`, the default, reads the last published token together with the drafts;
+            `"retained"` reads it beforehand. The same tokens either way; the first costs one forward a round less.
+        telemetry (`str`, `PathLike` or `Callable[[dict], None]`, *optional*): gets one record per reached decision
+            and one per round; a path is added to as JSON lines.
         **kwargs: generation settings and model arguments, as in Transformers.
 
     Returns:
@@ -100,7 +107,14 @@ def generate(
         "negative_prompt_attention_mask": negative_prompt_attention_mask,
         "streamer": streamer,
     }
-    own = {"seed": seed, "generator": generator, "row_ids": row_ids, "coupling": coupling}
+    own = {
+        "seed": seed,
+        "generator": generator,
+        "row_ids": row_ids,
+        "coupling": coupling,
+        "layout": layout,
+        "telemetry": telemetry,
+    }
     settings = call_settings(model, generation_config, kwargs)
     if custom_generate is not None or not wants_assistance(settings, assistant_model):
         others = {"assistant_model": assistant_model, "custom_generate": custom_generate}
@@ -149,7 +163,7 @@ def start(
     if kwargs.get("custom_generate") is not None or not wants_assistance(settings, assistant_model):
         raise InvalidArgument("A session needs a drafter: pass `assistant_model` or `prompt_lookup_num_tokens`.")
     passed = {name: kwargs.pop(name, None) for name in _PASSED}
-    own = {name: kwargs.pop(name, None) for name in ("seed", "generator", "row_ids", "coupling")}
+    own = {name: kwargs.pop(name, None) for name in _OWN}
     return _assisted(SteppedDecoding, model, inputs, assistant_model, passed, own, settings, kwargs)
 
 
@@ -175,7 +189,7 @@ def _assisted(
     decoding, streamer = None, passed["streamer"]
     try:
         decoding, kwargs = _prepare(
-            kind, model, settings, assistant_model, streamer, _sampling(**own), passed["synced_gpus"], kwargs
+            kind, model, settings, assistant_model, streamer, own, passed["synced_gpus"], kwargs
         )
         passed["stopping_criteria"], kwargs = _stop_strings(settings, passed["stopping_criteria"], kwargs)
         passed["generation_config"], kwargs = _without_handled(model, passed["generation_config"], kwargs)
@@ -192,7 +206,7 @@ def _prepare(
     settings: Settings,
     assistant_model: PreTrainedModel | None,
     streamer: Any,
-    sampling: dict[str, Any],
+    own: dict[str, Any],
     synced_gpus: bool | None,
     kwargs: dict[str, Any],
 ) -> tuple[AssistedDecoding, dict[str, Any]]:
@@ -208,41 +222,10 @@ def _prepare(
         drafter,
         schedule,
         streamer=streamer,
-        **sampling,
+        **{name: value for name, value in own.items() if value is not None},
         keep_cache=kwargs.get(compat.CACHE_ARGUMENT) is not None or kwargs.get("past_key_values") is not None,
     )
     return decoding, {name: value for name, value in kwargs.items() if name != "assistant_tokenizer"}
-
-
-def _sampling(
-    seed: int | None, generator: torch.Generator | None, row_ids: Sequence[int] | None, coupling: str | None
-) -> dict[str, Any]:
-    """Where the numbers of a sampled call come from, checked."""
-    coupling = "maximal" if coupling is None else coupling
-    if coupling not in ("maximal", "shared_noise"):
-        raise InvalidArgument(f'`coupling` must be "maximal" or "shared_noise", got {coupling!r}.')
-    if seed is not None:
-        seed = _natural("seed", seed)
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise InvalidArgument(f"`generator` must be a `torch.Generator`, got {type(generator).__name__}.")
-    if row_ids is not None:
-        if coupling == "shared_noise":
-            raise InvalidArgument('`row_ids` means nothing with `coupling="shared_noise"`: plain sampling has none.')
-        if isinstance(row_ids, (str, bytes)) or not hasattr(row_ids, "__len__"):
-            raise InvalidArgument(f"`row_ids` must be a sequence of non-negative integers, got {row_ids!r}.")
-        row_ids = [_natural("row_ids", row) for row in row_ids]
-    return {"seed": seed, "generator": generator, "row_ids": row_ids, "coupling": coupling}
-
-
-def _natural(name: str, value: Any) -> int:
-    """A non-negative integer, also from NumPy or torch."""
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise InvalidArgument(f"`{name}` must be made of non-negative integers, got {value!r}.")
-    return number
 
 
 def _stop_strings(settings: Settings, stopping_criteria: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -9,6 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from .drafters.base import Drafter
 from .models import admission
+from .options import Options
 from .output import AssistedDecoderOnlyOutput
 from .schedules import DraftSchedule
 from .session import Session
@@ -23,31 +24,15 @@ class AssistedDecoding:
     Args:
         drafter (`Drafter`): proposes tokens.
         schedule (`DraftSchedule`): how many.
-        streamer (`BaseStreamer`, *optional*): gets every published token once. `generate` gives it the prompt.
-        seed (`int`, *optional*): fixes what the call draws. Without, one number is taken from `generator`.
-        generator (`torch.Generator`, *optional*): torch's global generator by default.
-        row_ids (`Sequence[int]`, *optional*): identity of each row for its random numbers; its index by default.
-        keep_cache (`bool`): fill the caller's cache even if no output object is returned.
-        coupling (`str`): `"maximal"` accepts most drafts; `"shared_noise"` publishes token for token what plain
-            `generate` would draw under the same `torch.manual_seed`, and leaves the generator as plain `generate`
-            would.
+        **options: the fields of [`~hf_exactassist.options.Options`]: `streamer` (`generate` gives it the prompt),
+            `seed`, `generator`, `row_ids`, `coupling`, `layout`, `telemetry`, `keep_cache`.
+
+    Raises:
+        InvalidArgument: an option makes no sense.
     """
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        schedule: DraftSchedule,
-        *,
-        streamer: Any = None,
-        seed: int | None = None,
-        generator: torch.Generator | None = None,
-        row_ids: Any = None,
-        keep_cache: bool = False,
-        coupling: str = "maximal",
-    ) -> None:
-        self.drafter, self.schedule, self.streamer = drafter, schedule, streamer
-        self.seed, self.generator, self.row_ids, self.keep_cache = seed, generator, row_ids, keep_cache
-        self.coupling = coupling
+    def __init__(self, drafter: Drafter, schedule: DraftSchedule, **options: Any) -> None:
+        self.drafter, self.schedule, self.options = drafter, schedule, Options(**options)
         self.called = False
 
     @torch.no_grad()
@@ -77,8 +62,8 @@ class AssistedDecoding:
                 session.abandon()
                 raise
         finally:
-            if self.streamer is not None:
-                self.streamer.end()
+            if self.options.streamer is not None:
+                self.options.streamer.end()
 
     def begin(
         self,
@@ -100,14 +85,9 @@ class AssistedDecoding:
             stopping_criteria,
             generation_config,
             model_kwargs,
-            drafter=self.drafter,
-            schedule=self.schedule,
-            streamer=self.streamer,
-            seed=self.seed,
-            generator=self.generator,
-            row_ids=self.row_ids,
-            keep_cache=self.keep_cache,
-            coupling=self.coupling,
+            self.drafter,
+            self.schedule,
+            self.options,
         )
 
 
@@ -123,8 +103,8 @@ class SteppedDecoding(AssistedDecoding):
         try:
             session = self.begin(model, input_ids, **prepared, model_kwargs=kwargs)
         except BaseException:
-            if self.streamer is not None:
-                self.streamer.end()
+            if self.options.streamer is not None:
+                self.options.streamer.end()
             raise
         session.ends_streamer = True
         return session

@@ -1,8 +1,8 @@
 """Named, counter-based random streams (contract 0x06D).
 
 A number is fixed by (seed, row identity, stream, position) alone, so what a row draws depends neither on the other
-rows of its batch nor on how many numbers were drawn before. Philox (Salmon et al., 2011) is the counter-based
-generator.
+rows of its batch nor on how many numbers were drawn before, and a round made again draws the same. Philox (Salmon et
+al., 2011) is the counter-based generator.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 
-DRAFT, ACCEPT, TERMINAL = "draft", "accept", "terminal"
-_STREAM_KEYS = {DRAFT: 0, ACCEPT: 1, TERMINAL: 2}
+DRAFT, ACCEPT, TERMINAL, ORDINARY = "draft", "accept", "terminal", "ordinary"
+_STREAM_KEYS = {DRAFT: 0, ACCEPT: 1, TERMINAL: 2, ORDINARY: 3}
 # Philox yields four numbers per counter value; a page of several counters amortises making the generator
 _COUNTERS_PER_PAGE = 16
 _PAGE = 4 * _COUNTERS_PER_PAGE
@@ -40,7 +40,8 @@ class Noise:
         """The numbers at positions `starts[i] ... starts[i] + width - 1` of each row.
 
         Args:
-            stream (`str`): `"draft"`, `"accept"` or `"terminal"`.
+            stream (`str`): `"draft"`, `"accept"`, `"terminal"` (recovered and bonus tokens) or `"ordinary"` (tokens
+                of rows without a draft).
             rows (`Sequence[int]`): row indices into the call's batch.
             starts (`Sequence[int]`): first logical token position of each row.
             width (`int`): numbers per row.

@@ -7,7 +7,9 @@ in one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -69,7 +71,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Commit:
-    """One round's publication, after stopping has cut it.
+    """One round's outcome, after stopping has cut it: what drafters and schedules learn from.
 
     Attributes:
         rows (`tuple[int, ...]`): original batch indices of the rows that took part.
@@ -85,3 +87,147 @@ class Commit:
     accepted: tuple[int, ...]
     tokens: tuple[tuple[int, ...], ...]
     stops: tuple[int | None, ...]
+
+
+class Spent(NamedTuple):
+    """Random numbers that a row's published tokens have used, one count per stream (contract 0x06D).
+
+    Numbers are keyed by position, so these counts do not choose them: they say how many decided something. Target
+    draws of a round with a draft are its reached acceptance tests plus one terminal draw, or none if the round was
+    stopped inside its draft; a round without a draft makes one ordinary draw. With shared noise every token is an
+    ordinary draw.
+
+    Attributes:
+        draft (`int`): draws of draft tokens from q.
+        accept (`int`): acceptance tests.
+        terminal (`int`): draws of recovered and bonus tokens.
+        ordinary (`int`): draws of tokens as plain sampling makes them.
+    """
+
+    draft: int = 0
+    accept: int = 0
+    terminal: int = 0
+    ordinary: int = 0
+
+    def plus(self, other: Spent) -> Spent:
+        """The counts of both."""
+        return Spent(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True)
+class CallIdentity:
+    """Everything that holds for a whole call; equal digests mean equal manifests.
+
+    Attributes:
+        digest (`str`): SHA-256 of the manifest's canonical JSON.
+        manifest (`Mapping[str, Any]`): models, processors, settings, ready for JSON.
+    """
+
+    digest: str
+    manifest: Mapping[str, Any] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class RowCoordinate:
+    """Where one active row stands.
+
+    Attributes:
+        row (`int`): original batch index.
+        prefix (`str`): SHA-256 of its tokens, padding left out.
+        length (`int`): columns published.
+        cached (`int`): columns with keys and values in the target's cache.
+        position (`int`): logical position of its next token.
+        spent (`Spent`): random numbers used so far.
+    """
+
+    row: int
+    prefix: str
+    length: int
+    cached: int
+    position: int
+    spent: Spent
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """The state in which a round's probabilities, tokens and cache rows mean something (contract 0x01A).
+
+    Attributes:
+        call (`CallIdentity`): what holds for the whole call.
+        generation (`int`): changes of the published state so far.
+        layout (`str`): `"replay"` or `"retained"`.
+        rows (`tuple[RowCoordinate, ...]`): the active rows.
+    """
+
+    call: CallIdentity
+    generation: int
+    layout: str
+    rows: tuple[RowCoordinate, ...]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A draft, bound to the state it was made for."""
+
+    coordinate: Coordinate
+    draft: Draft
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What the target said about a proposal, bound to the same state.
+
+    Attributes:
+        coordinate (`Coordinate`): the state.
+        draft (`Draft`): the scored draft.
+        outputs (`ModelOutput`): the target's outputs; row `j` of each belongs to the `j`-th token after the last
+            published one.
+        starts (`tuple[int, ...]`): slot of the first token each row read.
+        read (`torch.LongTensor` of shape `(A, W)`): the tokens whose keys and values lie in the slots from there.
+    """
+
+    coordinate: Coordinate
+    draft: Draft
+    outputs: Any
+    starts: tuple[int, ...]
+    read: torch.Tensor
+
+
+@dataclass(frozen=True)
+class RoundCommit(Commit):
+    """One round, ready to be published (contract 0x06E). Tuples have one entry per row that takes part.
+
+    Attributes:
+        request_id (`str`): the call.
+        round_id (`str`): the round within all calls.
+        coordinate (`Coordinate`): the state the round starts from; its `generation` must still be the call's.
+        terminal (`tuple[str, ...]`): `"recovered"`, `"bonus"`, or `"stop"` for rows cut inside their accepted tokens,
+            which end in none.
+        committed_kv (`tuple[tuple[int, ...], ...]`): tokens whose keys and values become part of the cache.
+        discarded_kv (`tuple[tuple[int, ...], ...]`): draft tokens whose keys and values are forgotten.
+        spent_before (`tuple[Spent, ...]`): random numbers used up before the round.
+        spent_after (`tuple[Spent, ...]`): and after it.
+        processors_before (`str`): hash of the logits processors' state before the round.
+        processors_after (`str`): and after it.
+    """
+
+    request_id: str
+    round_id: str
+    coordinate: Coordinate
+    terminal: tuple[str, ...]
+    committed_kv: tuple[tuple[int, ...], ...]
+    discarded_kv: tuple[tuple[int, ...], ...]
+    spent_before: tuple[Spent, ...]
+    spent_after: tuple[Spent, ...]
+    processors_before: str
+    processors_after: str
+
+    @property
+    def expected_generation(self) -> int:
+        """The generation the call must be in for this commit to be published."""
+        return self.coordinate.generation
+
+    @property
+    def layout(self) -> str:
+        """The frontier layout the round was made in."""
+        return self.coordinate.layout

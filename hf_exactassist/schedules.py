@@ -8,10 +8,17 @@ after a rejection, and bend the law.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
+
+from .state.manifest import settings_of
 
 
 class DraftSchedule(ABC):
     """Draft length per row. Rows are original batch indices."""
+
+    def describe(self) -> dict[str, Any]:
+        """What the call's manifest says about the schedule: by default its class and public plain attributes."""
+        return settings_of(self)
 
     def start(self) -> None:  # noqa: B027 - most schedules have nothing to forget
         """Forgets earlier calls. The default remembers nothing."""

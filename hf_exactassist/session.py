@@ -1,38 +1,41 @@
-"""The round loop: propose, score, judge, commit; one round a step."""
+"""The round loop: propose, score, judge, stage, publish; one round a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
+from .acceptance_log import AcceptanceLog
 from .drafters.base import Drafter, DraftingContext
 from .errors import InvalidArgument
-from .models import admission, compat
-from .models.runner import RowRunner
+from .judging import Judge
+from .models import admission, compat, identity
+from .options import Options
 from .output import AssistedDecoderOnlyOutput, StepRecorder
-from .randomness import ACCEPT, TERMINAL, Noise, SharedNoise, default_generator, draw_seed
-from .records import Commit, Draft, Uniforms, Verdict
+from .records import CallIdentity, Coordinate, Draft, Proposal, RoundCommit, RowCoordinate, Verdict, Verification
 from .schedules import DraftSchedule
-from .state.cache import RowStates
+from .scoring import Scorer
+from .state import manifest, transaction
 from .state.caller_cache import CallerCache
 from .state.processors import ProcessorPipeline
 from .state.rows import Rows
 from .state.stopping import StoppingRules
 from .telemetry import AssistStats
-from .verification.coupling import verify_sampled
-from .verification.greedy import verify_greedy
-from .verification.shared_noise import verify_shared
 
 
 class Session:
     """One call, round by round: its state, and the verbs of the loop.
 
-    Nothing a caller can see changes before a round is published. A round that fails (a callback that raises, Ctrl-C,
-    no memory) leaves tokens, lengths, random numbers and counters as they were, and the next [`step`] makes it again
-    with the same numbers. [`~hf_exactassist.generate`] is a session run to its end.
+    A round is made aside and published by one assignment. One that fails (a callback that raises, Ctrl-C, no memory)
+    leaves tokens, lengths, random numbers and counters as they were, and the next [`step`] makes it again with the
+    same numbers. What is bound to an earlier state is refused by name. [`~hf_exactassist.generate`] is a session run
+    to its end.
 
     Args:
         model (`PreTrainedModel`): an admitted target.
@@ -43,12 +46,7 @@ class Session:
         model_kwargs (`dict[str, Any]`): as `generate` prepared them.
         drafter (`Drafter`): proposes tokens.
         schedule (`DraftSchedule`): how many.
-        streamer (`BaseStreamer`, *optional*): gets every published token once.
-        seed (`int`, *optional*): see [`~hf_exactassist.AssistedDecoding`], as for what follows.
-        generator (`torch.Generator`, *optional*): the source of numbers.
-        row_ids (`Sequence[int]`, *optional*): identities of the rows.
-        keep_cache (`bool`): fill the caller's cache even if no output object is returned.
-        coupling (`str`): `"maximal"` or `"shared_noise"`.
+        options (`Options`): this library's own arguments.
 
     Raises:
         ExactAssistError: the call cannot be kept exact.
@@ -62,18 +60,12 @@ class Session:
         stopping_criteria: Any,
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
-        *,
         drafter: Drafter,
         schedule: DraftSchedule,
-        streamer: Any = None,
-        seed: int | None = None,
-        generator: torch.Generator | None = None,
-        row_ids: Any = None,
-        keep_cache: bool = False,
-        coupling: str = "maximal",
+        options: Options,
     ) -> None:
-        self.generation_config, self.model_kwargs = generation_config, model_kwargs
-        self.drafter, self.schedule, self.streamer = drafter, schedule, streamer
+        self.generation_config, self.model_kwargs, self.options = generation_config, model_kwargs, options
+        self.drafter, self.schedule, self.streamer = drafter, schedule, options.streamer
         self.rules = StoppingRules(stopping_criteria)
         pad = generation_config._pad_token_tensor
         self.rows = Rows(
@@ -93,49 +85,43 @@ class Session:
             cache = model_kwargs[compat.CACHE_ARGUMENT] = DynamicCache(config=compat.text_config(model))
             self.returns_cache = False
         else:
-            user_defined = getattr(cache, "_is_user_defined", False) or keep_cache
+            user_defined = getattr(cache, "_is_user_defined", False) or options.keep_cache
             self.returns_cache = bool(generation_config.return_dict_in_generate or user_defined)
         self.caller_cache = CallerCache(cache)
-        self.target = RowRunner(model)
+        self.scorer = Scorer(model, self.rows, options.layout, self.caller_cache)
         self.recorder = StepRecorder(generation_config, self.rows)
-        example = None if self.recorder.scores is None else (torch.zeros(self.rows.batch, compat.head_size(model)),)
+        vocabulary = compat.head_size(model)
+        example = None if self.recorder.scores is None else (torch.zeros(self.rows.batch, vocabulary),)
         self.rules.check_batch(input_ids, example)
-        self.processors = ProcessorPipeline(logits_processor, input_ids, compat.head_size(model))
-        self.noise = None
-        identities = range(self.rows.batch) if row_ids is None else row_ids
-        if len(identities) != self.rows.batch:
-            count = len(identities)
-            raise InvalidArgument(f"`row_ids` must hold one number per returned row, {self.rows.batch}, got {count}.")
-        self.shared_noise = None
-        if generation_config.do_sample and coupling == "shared_noise":
-            generator = default_generator(input_ids.device) if generator is None else generator
-            if seed is not None:
-                generator = torch.Generator(input_ids.device).manual_seed(seed)
-            if generator.device.type != input_ids.device.type:
-                raise InvalidArgument(f"`generator` must live where the input ids do, on {input_ids.device.type}.")
-            shape = (self.rows.batch, compat.head_size(model))
-            self.shared_noise = SharedNoise(generator, shape, input_ids.device)
-        elif generation_config.do_sample:
-            self.noise = Noise(draw_seed(generator) if seed is None else seed, identities)
+        self.processors = ProcessorPipeline(logits_processor, input_ids, vocabulary)
+        self.judging = Judge(bool(generation_config.do_sample), options, self.rows, vocabulary)
         self.schedule.start()
         self.drafter.start(
             DraftingContext(
                 self.rows,
                 self.processors,
-                compat.head_size(model),
+                vocabulary,
                 self.rules.eos_token_ids,
-                self.noise,
-                self.shared_noise,
+                self.judging.noise,
+                self.judging.shared_noise,
             )
         )
+        self.log = None if options.telemetry is None else AcceptanceLog(options.telemetry)
+        self.request_id = uuid.uuid4().hex
         self.stats = AssistStats()
-        self.ended: dict[int, RowStates] = {}
         self.streamed = self.rows.prompt_length
+        self._watches = [identity.watch(part) for part in (model, getattr(drafter, "model", None)) if part is not None]
+        self._watched = [look() for look in self._watches]
+        self.call = self._identify()
+        self._coordinate: Coordinate | None = None
+        # what listeners have still to learn of the last published round, and which round that is
+        self._untold: deque[Callable[[], None]] = deque()
+        self._told: Any = None
+        # rows in the caches of target and drafter
+        self._held = dict.fromkeys(("target", "drafter"), self.rows.active)
         # of each row, the columns that iteration has handed out
         self._delivered = list(self.rows.lengths)
-        # the prefill's outputs until the first token is published
-        self._first: Any = None
-        self._begun = False
+        self._staged: tuple[RoundCommit, list[dict[str, Any]]] | None = None
         self._result: Any = None
         self.ends_streamer = False
 
@@ -145,7 +131,7 @@ class Session:
         return not self.rows.active
 
     @torch.no_grad()
-    def step(self) -> Commit | None:
+    def step(self) -> RoundCommit | None:
         """Makes and publishes one round; the first one reads the prompts and publishes one token a row.
 
         Without memory for the round, it is made again with drafts of half the length, down to none. Not so where
@@ -153,40 +139,54 @@ class Session:
         numbers not yet reached, and choosing by them would bend the law.
 
         Returns:
-            `Commit`: what was published, or `None` if every row has ended.
+            `RoundCommit`: what was published, or `None` if every row has ended.
 
         Raises:
+            StaleRound: a model was changed since the call began.
             BaseException: whatever the round raised; nothing was published, and the session can be stepped again. Only
-                a streamer is called after publication: what it raises comes with the tokens already published.
-                Where there is no memory in the end, the error carries the published tokens as `published`.
+                those who are told of a published round (streamer, telemetry, a drafter's or schedule's `observe`) are
+                called after publication: what they raise comes with the tokens already published, and they are not
+                told again. Where there is no memory in the end, the error carries the published tokens as `published`.
         """
+        self.settle()
         if self.finished:
             return None
-        if not self._begun:
-            if self._first is None:
-                self._first = self.prefill()
-            return self.decide(self._first, Draft.empty(self.rows.batch, self.rows.ids.device))
+        self.require_unchanged()
         share = 1.0
         while True:
             wanted = self.wanted(share)
             try:
-                draft = self.propose(wanted)
-                return self.decide(self.score(draft, max(wanted)), draft)
+                commit = self.round(wanted)
+                break
             except RuntimeError as error:
                 if not _out_of_memory(error):
                     raise
-                if share == 0.0 or (self.noise is not None and self.drafter.stops_early):
+                if share == 0.0 or (self.judging.noise is not None and self.drafter.stops_early):
                     error.published = self.sequences_so_far()  # type: ignore[attr-defined]
                     raise
                 share = 0.0 if max(wanted) <= 1 else share / 2
-
-    def decide(self, outputs: Any, draft: Draft) -> Commit:
-        """From a forward's outputs to the published round."""
-        logits, scores = self.process(outputs, draft)
-        verdict = self.judge(scores, draft)
-        commit = self.stage(draft, verdict, logits, scores, outputs)
         self.publish(commit)
         return commit
+
+    def round(self, wanted: Sequence[int]) -> RoundCommit:
+        """Makes one round with drafts of the wanted lengths, and publishes nothing (contract 0x06A)."""
+        lap = self.log.lap if self.log is not None else _nothing
+        if self.log is not None:
+            self.log.begin()
+        if self.rows.state.generation == 0:
+            verification = self.prefill()
+        else:
+            self.scorer.complete()
+            lap("complete")
+            proposal = self.propose(wanted)
+            lap("propose")
+            verification = self.score(proposal, wanted)
+        lap("score")
+        logits, scores = self.process(verification)
+        lap("process")
+        verdict = self.judge(scores, verification.draft)
+        lap("judge")
+        return self.stage(verification, verdict, logits, scores)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Published tokens as `(row, token)`, stepping as needed; each is handed out once, by whichever iteration."""
@@ -213,17 +213,13 @@ class Session:
         Raises:
             InvalidArgument: there is no such row, or nothing has been published yet.
         """
-        if not self._begun or not all(row in range(self.rows.batch) for row in rows):
+        if self.rows.state.generation == 0 or not all(row in range(self.rows.batch) for row in rows):
             raise InvalidArgument(
                 f"Rows 0 to {self.rows.batch - 1} can be dropped after the first step, got {list(rows)}."
             )
-        ended = tuple(row for row in self.rows.active if row in rows)
-        going = [i for i, row in enumerate(self.rows.active) if row not in rows]
-        before = tuple(self.rows.active)
-        self.rows.end(ended)
-        if len(going) < len(before) and (going or self.ended):
-            self.retire(before, going)
-        self.stream()
+        self.settle()
+        self.rows.end([row for row in self.rows.active if row in rows])
+        self.settle()
 
     @torch.no_grad()
     def result(self) -> AssistedDecoderOnlyOutput | torch.Tensor:
@@ -232,6 +228,8 @@ class Session:
             pass
         if self._result is None:
             self._result = self.finish()
+            if self.log is not None:
+                self.log.close()
             if self.ends_streamer and self.streamer is not None:
                 self.streamer.end()
         return self._result
@@ -240,32 +238,96 @@ class Session:
         """Gives the caller's cache back as it was before the call."""
         self.caller_cache.restore()
 
-    def prefill(self) -> Any:
-        """Reads the prompts as plain `generate` does."""
-        prompts = self.rows.ids[:, : self.rows.prompt_length]
-        try:
-            outputs = self.target.prefill(prompts, self.generation_config, dict(self.model_kwargs))
-        except BaseException:
-            # half-read prompts are no state to go on from
-            self.target = RowRunner(self.target.model)
-            self.caller_cache.restore()
-            raise
-        self.slots = self.target.cache.lengths[0]
+    # --- where the call stands ---
+
+    def coordinate(self) -> Coordinate:
+        """The present state, to which proposals, verifications and commits are bound (contract 0x01A)."""
+        state, cached = self.rows.state, self.scorer.cached
+        known = self._coordinate
+        if known is None or (known.generation, [row.cached for row in known.rows]) != (state.generation, cached):
+            rows = zip(state.active, self.rows.active_lengths(), cached, self.rows.positions(), strict=True)
+            self._coordinate = Coordinate(
+                self.call,
+                state.generation,
+                self.options.layout,
+                tuple(
+                    RowCoordinate(row, state.hashes[row].hexdigest(), length, kept, position, state.spent[row])
+                    for row, length, kept, position in rows
+                ),
+            )
+        return self._coordinate  # type: ignore[return-value]
+
+    def manifest(self) -> dict[str, Any]:
+        """Everything that gives the next round its meaning, with a digest; ready for JSON.
+
+        Returns:
+            `dict[str, Any]`: `"call"` (libraries, models, drafter, processors, coupling, streams, stopping), `"round"`
+            (generation, layout, and for each active row its prefix, lengths, position and used numbers), `"digest"`.
+        """
+        return manifest.manifest(self.coordinate())
+
+    def require_unchanged(self) -> None:
+        """Refuses to go on with a model that is not the one the call began with.
+
+        Raises:
+            StaleRound: the subclass that names what changed.
+        """
+        if [look() for look in self._watches] != self._watched:
+            before, now = self.call, self._identify()
+            manifest.require_same({"call": before.manifest}, {"call": now.manifest}, "This call")
+
+    def require_current(self, bound: Coordinate, what: str) -> None:
+        """Refuses what was made in another state.
+
+        Raises:
+            StaleRound: the subclass that names what differs.
+        """
+        current = self.coordinate()
+        if bound is not current:
+            manifest.require_current(bound, current, what)
+
+    def _identify(self) -> CallIdentity:
+        embeds = self.model_kwargs.get("inputs_embeds")
+        return manifest.identify(
+            {
+                "libraries": identity.libraries(),
+                "target": identity.describe(self.scorer.target.model),
+                "drafter": self.drafter.describe(),
+                "schedule": self.schedule.describe(),
+                "token_map": {"vocabulary": compat.head_size(self.scorer.target.model)},
+                "processors": self.processors.describe(),
+                "stopping": self.rules.describe(),
+                "prompt": {"embeddings": None if embeds is None else identity.tensor_digest(embeds)},
+                **self.judging.describe(),
+            }
+        )
+
+    # --- the verbs of a round ---
+
+    def prefill(self) -> Verification:
+        """Reads the prompts as plain `generate` does: a round without drafts."""
+        self.scorer.prefill(self.generation_config, self.model_kwargs)
         # a cache of the caller's may keep more than the model's windows, and attention is returned over what it keeps
         layers = self.caller_cache.cache.layers
-        self.recorder.start(self.slots, [layer.sliding_window if layer.is_sliding else None for layer in layers])
-        outputs.logits = outputs.logits[:, -1:]
-        return outputs
+        slots = self.rows.prompt_length + self.scorer.shift
+        self.recorder.start(slots, [layer.sliding_window if layer.is_sliding else None for layer in layers])
+        draft = Draft.empty(self.rows.batch, self.rows.ids.device)
+        return Verification(
+            self.coordinate(), draft, self.scorer.first, tuple(self.scorer.cached), draft.tokens[:, :0]
+        )
 
     def wanted(self, share: float) -> list[int]:
         """Draft length of each row: a share of what the schedule wants, with room left for the terminal token."""
+        if self.rows.state.generation == 0:
+            return [0] * len(self.rows.active)
         return [
             max(min(int(self.schedule.length(row) * share), budget - 1), 0)
             for row, budget in zip(self.rows.active, self.rows.budgets(), strict=True)
         ]
 
-    def propose(self, wanted: Sequence[int]) -> Draft:
+    def propose(self, wanted: Sequence[int]) -> Proposal:
         """Drafts for every active row."""
+        coordinate = self.coordinate()
         draft = self.drafter.propose(wanted)
         width = draft.width
         tokens, probs = draft.tokens[:, :width].to(self.rows.ids.device), draft.probs
@@ -273,29 +335,27 @@ class Session:
             # what lies behind a short draft need not be a token, and the target reads it as filler
             ends = torch.tensor(draft.lengths, device=tokens.device)[:, None]
             tokens = tokens.masked_fill(torch.arange(width, device=tokens.device) >= ends, 0)
-        return Draft(tokens, draft.lengths, None if probs is None else probs[:, :width].to(tokens.device))
+        probs = None if probs is None else probs[:, :width].to(tokens.device)
+        return Proposal(coordinate, Draft(tokens, draft.lengths, probs))
 
-    def score(self, draft: Draft, wanted: int) -> Any:
-        """One target forward over the frontier token and the drafts of every row.
+    def score(self, proposal: Proposal, wanted: Sequence[int]) -> Verification:
+        """One target forward over the drafts of every row.
 
-        Drawn drafts are filled up to what was wanted, so that the memory it takes does not depend on what was drawn.
+        Raises:
+            StaleRound: the proposal was made in another state.
         """
-        rows = self.rows
-        frontier = rows.ids[rows.active, [length - 1 for length in rows.active_lengths()]]
-        filler = draft.tokens.new_zeros(len(rows.active), 0 if draft.probs is None else wanted - draft.width)
-        block = torch.cat([frontier[:, None], draft.tokens, filler], dim=1)
-        counts = [length + 1 for length in draft.lengths]
-        outputs = self.target.forward(block, self.target.cache.lengths, counts)
-        outputs.logits = outputs.logits[:, : draft.width + 1]
-        return outputs
+        self.require_current(proposal.coordinate, "This proposal")
+        outputs, starts, read = self.scorer.score(proposal.draft, max(wanted))
+        return Verification(proposal.coordinate, proposal.draft, outputs, starts, read)
 
-    def process(self, outputs: Any, draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
+    def process(self, verification: Verification) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and processed scores, `(A, K + 1, V)`, of every position that has a prefix.
 
         Code of the caller's is asked column by column and never about a prefix that cannot be published.
         """
+        draft = verification.draft
         rows, starts, drafted = self.rows, self.rows.active_lengths(), list(draft.lengths)
-        logits = outputs.logits.to(rows.ids.device, torch.float32)
+        logits = verification.outputs.logits.to(rows.ids.device, torch.float32)
         scores = torch.zeros_like(logits)
         columns = range(min(starts), max(start + count for start, count in zip(starts, drafted, strict=True)) + 1)
         for block in [[column] for column in columns] if self.processors.asks_caller else [columns]:
@@ -315,57 +375,116 @@ class Session:
 
     def judge(self, scores: torch.Tensor, draft: Draft) -> Verdict:
         """Accepts a prefix of each draft and chooses the token after it."""
-        active, positions, width = self.rows.active, self.rows.positions(), draft.width
-        if self.shared_noise is not None:
-            return verify_shared(scores, draft, self.shared_noise.block(active, self.rows.steps(), width + 1))
-        if self.noise is None:
-            return verify_greedy(scores, draft)
-        accept = self.noise.block(ACCEPT, active, positions, width)
-        terminal = self.noise.block(TERMINAL, active, positions, width + 1)
-        return verify_sampled(scores, draft, Uniforms(accept.to(scores.device), terminal.to(scores.device)))
+        return self.judging.judge(scores, draft)
 
     def stage(
-        self, draft: Draft, verdict: Verdict, logits: torch.Tensor, scores: torch.Tensor, outputs: Any
-    ) -> Commit:
-        """The round as it will be published: cut at the first stop of each row, before anything is visible."""
-        table = torch.cat([draft.tokens, verdict.terminal[:, None], verdict.accepted[:, None]], dim=1).tolist()
-        accepted = tuple(row[-1] for row in table)
-        tokens = [[*row[:count], row[-2]] for row, count in zip(table, accepted, strict=True)]
+        self, verification: Verification, verdict: Verdict, logits: torch.Tensor, scores: torch.Tensor
+    ) -> RoundCommit:
+        """The round as it will be published: cut at the first stop of each row, before anything is visible.
+
+        Raises:
+            StaleRound: the verification was made in another state.
+            BrokenRound: the target call's rows do not fit its tokens.
+            RuntimeError: the scores leave no token to choose.
+        """
+        self.require_current(verification.coordinate, "This verification")
+        draft, read = verification.draft, verification.read.to(self.rows.ids.device)
+        table = torch.cat([draft.tokens, verdict.terminal[:, None], verdict.accepted[:, None], read], dim=1).tolist()
+        width = draft.tokens.shape[1]
+        accepted = tuple(row[width + 1] for row in table)
+        tokens = [[*row[:count], row[width]] for row, count in zip(table, accepted, strict=True)]
         if max(row[-1] for row in tokens) >= scores.shape[-1]:
             raise RuntimeError(
                 "The target's processed scores hold NaN or leave no token to choose. Check the model's weights and "
                 "dtype and the logits processors; plain `generate` fails on them too."
             )
         self.rows.lay_out(tokens)
-        self.recorder.record(logits, scores, outputs, [len(row) for row in tokens])
+        self.recorder.record(logits, scores, verification.outputs, [len(row) for row in tokens])
         kept, stops = self.rules.cut(self.rows, tokens, self.recorder.criteria_scores)
-        return Commit(tuple(self.rows.active), draft.lengths, accepted, kept, stops)
+        commit = transaction.stage(
+            self.request_id,
+            verification.coordinate,
+            self.rows.frontiers(),
+            draft,
+            [row[:length] for row, length in zip(table, draft.lengths, strict=True)],
+            verification.starts,
+            [row[width + 2 :] for row in table],
+            accepted,
+            kept,
+            stops,
+            self.judging.spent(draft, accepted, [len(row) for row in kept]),
+            self.processors.state_hash,
+        )
+        self._staged = (commit, self._records(commit, draft, scores))
+        return commit
 
-    def publish(self, commit: Commit) -> None:
-        """Makes the round visible and lets drafter, schedule, counters and streamer learn of it."""
-        rows = self.rows
-        going = rows.publish(commit)
-        # every published token but the last has a K/V row now
-        self.target.cache.lengths = [self.slots + rows.lengths[row] - rows.prompt_length - 1 for row in commit.rows]
-        self.drafter.observe(commit)
-        for row, drafted, accepted in zip(commit.rows, commit.drafted, commit.accepted, strict=True):
-            self.schedule.observe(row, drafted, accepted)
-        self.stats.rounds += self._begun
-        self._begun, self._first = True, None
-        self.stats.record(commit)
-        if len(going) < len(commit.rows) and (going or self.ended):
-            self.retire(commit.rows, going)
+    def publish(self, commit: RoundCommit) -> bool:
+        """Makes a staged round visible in one assignment, then tells drafter, schedule, counters and streamer.
+
+        Args:
+            commit (`RoundCommit`): from [`stage`].
+
+        Returns:
+            `bool`: `True` if it was published now; `False` if it is the round published last, which adds nothing.
+
+        Raises:
+            StaleRound: another round was published since; what differs is named.
+            BrokenRound: the commit contradicts itself or the state.
+        """
+        if commit == self.rows.state.last:
+            self.settle()
+            return False
+        self.require_current(commit.coordinate, f"Round {commit.round_id}")
+        transaction.validate(commit, self.rows, self.request_id, self.processors.state_hash)
+        if self._staged is None or self._staged[0] is not commit:
+            self.rows.lay_out(commit.tokens)
+        self.rows.publish(commit, commit.spent_after)
+        self.settle()
+        return True
+
+    def _records(self, commit: RoundCommit, draft: Draft, scores: torch.Tensor) -> list[dict[str, Any]]:
+        if self.log is None:
+            return []
+        uniforms = None if self.judging.noise is None else self.judging.uniforms(draft).accept
+        return self.log.records(commit, draft, scores, uniforms, self.judging.coupling)
+
+    # --- after publication ---
+
+    def settle(self) -> None:
+        """Lets everyone learn of the last published round; goes on where an interruption left off."""
+        commit = self.rows.state.last
+        if commit is not None and commit is not self._told:
+            self._told = commit
+            self._untold.extend(self._listeners(commit))
+        while self._untold:
+            # taken off first: nobody is told twice, not even one who failed
+            self._untold.popleft()()
+        self.retire()
         self.stream()
 
-    def retire(self, rows: Sequence[int], going: Sequence[int]) -> None:
-        """Takes finished rows out of the batch; their states are kept if the caller gets a cache."""
-        if self.returns_cache:
-            for i, row in enumerate(rows):
-                if i not in going:
-                    self.ended[row] = self.target.cache.take_row(i)
-        if going:
-            self.target.keep_rows(going)
-            self.drafter.keep_rows(going)
+    def _listeners(self, commit: Any) -> Iterator[Callable[[], None]]:
+        yield lambda: self.stats.record(commit, is_round=commit.expected_generation > 0)
+        yield lambda: self.drafter.observe(commit)
+        for row, drafted, accepted in zip(commit.rows, commit.drafted, commit.accepted, strict=True):
+            yield functools.partial(self.schedule.observe, row, drafted, accepted)
+        if self.log is not None and self._staged is not None and self._staged[0] is commit:
+            yield functools.partial(self.log.write, self._staged[1])
+
+    def retire(self) -> None:
+        """Takes finished rows out of the caches; their states are kept if the caller gets a cache."""
+        active = self.rows.active
+        self.scorer.first = None if self.rows.state.generation else self.scorer.first
+        # a batch whose rows all end at once stays whole
+        if not active and not self.scorer.has_retired:
+            return
+        held = self._held["target"]
+        if held != active:
+            self.scorer.retire(held, self.returns_cache)
+            self._held["target"] = active
+        held = self._held["drafter"]
+        if active and held != active:
+            self.drafter.keep_rows([held.index(row) for row in active])
+            self._held["drafter"] = active
 
     def stream(self) -> None:
         """Gives the streamer the columns that are complete, one token per row at a time as plain `generate` does."""
@@ -379,29 +498,17 @@ class Session:
 
     def finish(self) -> AssistedDecoderOnlyOutput | torch.Tensor:
         """The result, with the caller's cache holding all of it but the last column."""
-        if self.shared_noise is not None:
-            self.shared_noise.leave(self.rows.complete_columns() - self.rows.prompt_length)
-        self.stats.target_forwards, self.stats.draft_forwards = self.target.forwards, self.drafter.forwards
-        cache = self.hand_over_cache() if self.returns_cache else None
+        if self.judging.shared_noise is not None:
+            self.judging.shared_noise.leave(self.rows.complete_columns() - self.rows.prompt_length)
+        self.stats.target_forwards, self.stats.draft_forwards = self.scorer.target.forwards, self.drafter.forwards
+        cache = self.scorer.hand_over(self._held["target"]) if self.returns_cache else None
         if self.generation_config.return_dict_in_generate:
             return self.recorder.finish(cache, self.stats)
         return self.rows.sequences()
 
-    def hand_over_cache(self) -> DynamicCache:
-        """Plain `generate` reads padding for finished rows; so that the caches agree, what is missing is read here."""
-        rows, cache = self.rows, self.target.cache
-        if self.ended:
-            self.target.regroup([self.ended[row] for row in range(rows.batch)])
-        shift = self.slots - rows.prompt_length
-        end = rows.complete_columns() - 1
-        starts = [min(length - shift, end) for length in cache.lengths]
-        width = end - min(starts)
-        if width > 0:
-            block = rows.ids.new_full((rows.batch, width), rows.pad_token_id)
-            for row, start in enumerate(starts):
-                block[row, : end - start] = rows.ids[row, start:end]
-            self.target.forward(block, [start + shift for start in starts], [end - start for start in starts], keep=1)
-        return self.caller_cache.fill(cache, end + shift)
+
+def _nothing(stage: str) -> None:
+    """Where nobody measures."""
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

@@ -36,8 +36,9 @@ class AssistStats:
         """Accepted per drafted token; 0.0 if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
-    def record(self, commit: Commit) -> None:
+    def record(self, commit: Commit, is_round: bool = True) -> None:
         """Adds what one round, or the prefill, published."""
+        self.rounds += is_round
         for drafted, accepted, tokens in zip(commit.drafted, commit.accepted, commit.tokens, strict=True):
             kept = min(accepted, len(tokens))
             self.published += len(tokens)

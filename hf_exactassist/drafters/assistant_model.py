@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..models import identity
 from ..models.compat import forward_parameters, position_limit
 from ..models.runner import RowRunner
 from ..randomness import DRAFT
 from ..records import Commit, Draft
+from ..state.manifest import settings_of
 from ..verification.distributions import choose, inverse_cdf, probabilities
 from .base import Drafter, DraftingContext
 from .warpers import with_own_warpers
@@ -61,6 +64,16 @@ class AssistantModelDrafter(Drafter):
             own = with_own_warpers(context.processors.processors, self.warper_settings)
             self._processors = context.processors.with_list(own)
         self.stops_early = bool(self.confidence_threshold) or self._processors.asks_caller
+
+    def describe(self) -> dict[str, Any]:
+        """See [`Drafter.describe`]."""
+        shared = self.shared_tokens.cpu()
+        return {
+            **settings_of(self),
+            "model": identity.describe(self.model),
+            "token_map": {"shared": hashlib.sha256(shared.numpy().tobytes()).hexdigest(), "size": len(shared)},
+            "processors": self._processors.describe(),
+        }
 
     @torch.no_grad()
     def propose(self, lengths: Sequence[int]) -> Draft:
@@ -213,6 +226,6 @@ class AssistantModelDrafter(Drafter):
 
     def keep_rows(self, indices: Sequence[int]) -> None:
         """See [`Drafter.keep_rows`]."""
-        self._confirmed = [self._confirmed[i] for i in indices]
         if self._runner is not None:
             self._runner.keep_rows(indices)
+        self._confirmed = [self._confirmed[i] for i in indices]

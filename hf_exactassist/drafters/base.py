@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers.generation import CandidateGenerator
 
 from ..randomness import Noise, SharedNoise, draw_seed
 from ..records import Commit, Draft
+from ..state.manifest import settings_of
 from ..state.processors import ProcessorPipeline
 from ..state.rows import Rows
 
@@ -53,6 +55,10 @@ class Drafter(CandidateGenerator):
         """Prepares for a new call; whatever an earlier call left is forgotten."""
         self.context = context
 
+    def describe(self) -> dict[str, Any]:
+        """What the call's manifest says about the drafter: by default its class and public plain attributes."""
+        return settings_of(self)
+
     @abstractmethod
     def propose(self, lengths: Sequence[int]) -> Draft:
         """Drafts for the active rows.
@@ -65,10 +71,13 @@ class Drafter(CandidateGenerator):
         """
 
     def observe(self, commit: Commit) -> None:
-        """Learns how the last draft ended. Called before [`keep_rows`]; never after an aborted round."""
+        """Learns how the last draft ended. Called once, before [`keep_rows`]; never after an aborted round."""
 
     def keep_rows(self, indices: Sequence[int]) -> None:
-        """Forgets all rows but the given ones, which are indices into the rows active until now."""
+        """Forgets all rows but the given ones, which are indices into the rows active until now.
+
+        Called again with the same indices if it raised.
+        """
 
     # --- inside Transformers' own loop, one row at a time ---
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
-from ..state.cache import RowCache, RowStates
+from ..state.cache import RowCache, RowStates, only_rows
+from ..state.layout import visibility
 from . import compat
 
 
@@ -65,7 +66,7 @@ class RowRunner:
         source = model_kwargs[compat.CACHE_ARGUMENT]
         outputs = self.model._prefill(input_ids, generation_config, model_kwargs)
         self.forwards += 1
-        self._take_over(source, input_ids.shape[0])
+        self._take_over(source, input_ids)
         columns = self.cache.lengths[0]
         self.device = compat.model_device(self.model, input_ids.device)
         self._valid = None
@@ -80,14 +81,14 @@ class RowRunner:
         self._batch = (self._position_shift, self._valid, self._token_types)
         return outputs
 
-    def _take_over(self, source: DynamicCache, batch: int) -> None:
+    def _take_over(self, source: DynamicCache, input_ids: torch.Tensor) -> None:
         """Moves the states of Transformers' cache into row storage, layer by layer so that only one is held twice."""
         columns = source.get_seq_length()
         for layer, theirs in zip(self.cache.layers, source.layers, strict=True):
             if theirs.is_initialized:
                 layer.load(theirs.keys, theirs.values, columns)
                 theirs.keys = theirs.values = None
-        self.cache.lengths = [columns] * batch
+        self.cache.begin(input_ids.to(compat.model_device(self.model, input_ids.device)), columns)
 
     def forward(
         self,
@@ -126,8 +127,9 @@ class RowRunner:
         if self.position_limit is not None:
             positions = positions.clamp_max(self.position_limit - 1)
         keep = width if keep is None else keep
+        tokens = tokens.to(self.device)
         arguments = {
-            "input_ids": tokens.to(self.device),
+            "input_ids": tokens,
             "attention_mask": self._masks(written),
             "position_ids": positions,
             compat.CACHE_ARGUMENT: self.cache,
@@ -141,6 +143,7 @@ class RowRunner:
             arguments["logits_to_keep"] = keep
         self.forwards += 1
         outputs = self.model(**arguments)
+        self.cache.note(tokens)
         if outputs.logits.shape[1] != keep:
             outputs.logits = outputs.logits[:, -keep:]
         return outputs
@@ -156,12 +159,9 @@ class RowRunner:
         return self._mask(slots, windows.pop())
 
     def _mask(self, slots: torch.Tensor, window: int | None) -> torch.Tensor:
-        keys = torch.arange(self.cache.plan.end, device=slots.device)
-        visible = keys <= slots[..., None]
-        if window is not None:
-            visible &= keys > slots[..., None] - window
+        visible = visibility(slots, torch.arange(self.cache.plan.end, device=slots.device), window)
         if self._valid is not None:
-            prompt = min(self._valid.shape[1], keys.shape[0])
+            prompt = min(self._valid.shape[1], visible.shape[-1])
             visible[..., :prompt] &= self._valid[:, None, :prompt]
         visible = visible[:, None]
         if not self._additive_masks:
@@ -170,12 +170,13 @@ class RowRunner:
         return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
 
     def keep_rows(self, indices: Sequence[int]) -> None:
-        """Drops all rows but the given ones."""
-        index = torch.tensor(list(indices), device=self.device)
+        """Drops all rows but the given ones. If it was interrupted, the same call again finishes it."""
+        before = len(self.cache.lengths)
+        tables = (self._position_shift, self._valid, self._token_types)
+        self._position_shift, self._valid, self._token_types = (
+            None if table is None else only_rows(table, indices, before) for table in tables
+        )
         self.cache.keep_rows(indices)
-        self._position_shift = self._position_shift[index]
-        self._valid = self._valid[index] if self._valid is not None else None
-        self._token_types = self._token_types[index] if self._token_types is not None else None
 
     def regroup(self, rows: Sequence[RowStates]) -> None:
         """Becomes the whole batch of the prefill again.

@@ -14,8 +14,17 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
-# keys and values `(heads, length, dim)` of one row per layer, `None` for a layer that stores nothing
-RowStates = list[tuple[torch.Tensor, torch.Tensor] | None]
+@dataclass(frozen=True)
+class RowStates:
+    """A row taken out of a cache.
+
+    Attributes:
+        tokens (`torch.LongTensor` of shape `(length,)`): the tokens the slots were made from.
+        layers (`list`): keys and values `(heads, length, dim)` per layer, `None` for a layer that stores nothing.
+    """
+
+    tokens: torch.Tensor
+    layers: list[tuple[torch.Tensor, torch.Tensor] | None]
 
 
 @dataclass
@@ -110,12 +119,38 @@ class RowCache(Cache):
 
     Attributes:
         lengths (`list[int]`): valid slots of each row; assign smaller numbers to crop.
+        tokens (`torch.LongTensor` of shape `(B, capacity)`): the token each written slot was made from, so that a
+            slot can be checked by identity; -1 where a prompt came as embeddings.
     """
 
     def __init__(self, windows: Sequence[int | None]) -> None:
         self.plan = WritePlan()
         super().__init__(layers=[RowLayer(self.plan, window) for window in windows])
         self.lengths: list[int] = []
+        self.tokens = torch.zeros(0, 0, dtype=torch.long)
+
+    def begin(self, input_ids: torch.Tensor, columns: int) -> None:
+        """Names the tokens of a prompt whose states have been loaded into the layers.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(B, P)`): the prompt; the last `columns` slots at most.
+            columns (`int`): slots the prompt fills.
+        """
+        known = input_ids[:, max(input_ids.shape[1] - columns, 0) :]
+        unknown = known.new_full((len(input_ids), columns - known.shape[1]), -1)
+        self.tokens = torch.cat([unknown, known], dim=1)
+        self.lengths = [columns] * len(input_ids)
+
+    def note(self, tokens: torch.Tensor) -> None:
+        """Names the tokens `(B, W)` that the last forward has written to the planned slots."""
+        missing = self.plan.end - self.tokens.shape[1]
+        if missing > 0:
+            more = self.tokens.new_full((len(self.tokens), max(missing, 64)), -1)
+            self.tokens = torch.cat([self.tokens, more], dim=1)
+        if self.plan.slots is None:
+            self.tokens[:, self.plan.start : self.plan.start + tokens.shape[1]] = tokens
+        else:
+            self.tokens.scatter_(1, self.plan.slots, tokens)
 
     def aim(self, slots: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
         """Names the slots the next forward writes.
@@ -137,34 +172,47 @@ class RowCache(Cache):
         return tensor
 
     def keep_rows(self, indices: Sequence[int]) -> None:
-        """Drops all rows but the given ones."""
-        self.lengths = [self.lengths[i] for i in indices]
+        """Drops all rows but the given ones. If it was interrupted, the same call again finishes it."""
+        before = len(self.lengths)
         for layer in self.layers:
             if layer.is_initialized:
-                index = torch.tensor(list(indices), device=layer.keys.device)
-                layer.keys, layer.values = layer.keys.index_select(0, index), layer.values.index_select(0, index)
+                layer.keys = only_rows(layer.keys, indices, before)
+                layer.values = only_rows(layer.values, indices, before)
+        self.tokens = only_rows(self.tokens, indices, before)
+        self.lengths = [self.lengths[i] for i in indices]
 
     def take_row(self, index: int) -> RowStates:
         """A copy of one row's valid slots."""
-        end = self.lengths[index]
-        return [
-            (layer.keys[index, :, :end].clone(), layer.values[index, :, :end].clone())
-            if layer.is_initialized
-            else None
-            for layer in self.layers
-        ]
+        length = self.lengths[index]
+        return RowStates(
+            self.tokens[index, :length].clone(),
+            [
+                (layer.keys[index, :, :length].clone(), layer.values[index, :, :length].clone())
+                if layer.is_initialized
+                else None
+                for layer in self.layers
+            ],
+        )
 
     def put_rows(self, rows: Sequence[RowStates]) -> None:
         """Becomes the batch of the given rows, as [`take_row`] returned them."""
-        self.lengths = [next((states[0].shape[1] for states in row if states is not None), 0) for row in rows]
+        self.lengths = [len(row.tokens) for row in rows]
         capacity = max(self.lengths)
+        self.tokens = torch.nn.utils.rnn.pad_sequence([row.tokens for row in rows], True, -1)
         for number, layer in enumerate(self.layers):
             if not layer.is_initialized:
                 continue
-            states = [row[number] for row in rows]
+            states = [row.layers[number] for row in rows]
             for part, name in enumerate(("keys", "values")):
                 pieces = [pair[part] for pair in states if pair is not None]
                 store = pieces[0].new_zeros((len(rows), pieces[0].shape[0], capacity, pieces[0].shape[2]))
                 for target, piece in zip(store, pieces, strict=True):
                     target[:, : piece.shape[1]] = piece
                 setattr(layer, name, store)
+
+
+def only_rows(table: torch.Tensor, indices: Sequence[int], before: int) -> torch.Tensor:
+    """The given rows of a table of `before` rows; one that has been cut already comes back as it is."""
+    if table.shape[0] != before:
+        return table
+    return table.index_select(0, torch.tensor(list(indices), device=table.device))

@@ -8,6 +8,7 @@ column in one call. The result at each position is what the serial call would ha
 from __future__ import annotations
 
 import copy
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from transformers.generation import logits_process as hf
 
 from ..errors import BatchCoupledProcessor, StatefulProcessor
-from .purity import is_stateless, treats_rows_alone
+from .purity import digest_or_unreadable, is_stateless, treats_rows_alone
 from .rows import prefixes
 
 
@@ -49,6 +50,10 @@ _STATEFUL = {
     hf.UnbatchedClassifierFreeGuidanceLogitsProcessor: "guidance_scale",
     hf.SynthIDTextWatermarkLogitsProcessor: "watermarking_config",
 }
+
+
+# SHA-256 of no bytes
+_NO_MEMORY = hashlib.sha256().hexdigest()
 
 
 class _Stage(ABC):
@@ -164,6 +169,21 @@ class ProcessorPipeline:
         self.processors = list(processors)
         self._prompt, self._vocabulary = input_ids, vocabulary
         self._stages = [_stage(processor, input_ids, vocabulary) for processor in processors]
+        self._described: list[dict[str, str]] | None = None
+
+    def describe(self) -> list[dict[str, str]]:
+        """Class and digest of the settings of each processor, in order."""
+        if self._described is None:
+            self._described = [
+                {"class": f"{type(p).__module__}.{type(p).__qualname__}", "digest": digest_or_unreadable(p)}
+                for p in self.processors
+            ]
+        return self._described
+
+    @property
+    def state_hash(self) -> str:
+        """Hash of what the processors remember: nothing, as long as only stateless ones are admitted."""
+        return _NO_MEMORY
 
     @property
     def asks_caller(self) -> bool:
@@ -174,7 +194,7 @@ class ProcessorPipeline:
         """A pipeline of another list; processors that this one holds too are not probed again."""
         other = copy.copy(self)
         known = {id(stage.processor): stage for stage in self._stages}
-        other.processors = list(processors)
+        other.processors, other._described = list(processors), None
         other._stages = [known.get(id(p)) or _stage(p, self._prompt, self._vocabulary) for p in processors]
         return other
 

@@ -171,6 +171,14 @@ def fingerprint(value: Any) -> str:
     return digest.hexdigest()
 
 
+def digest_or_unreadable(value: Any) -> str:
+    """[`fingerprint`], or `"unreadable"` for what is then known by its class alone."""
+    try:
+        return fingerprint(value)
+    except Exception:  # whatever a foreign object raises here
+        return "unreadable"
+
+
 def _feed(digest: Any, value: Any, seen: dict[int, Any]) -> None:
     digest.update(type(value).__qualname__.encode())
     if isinstance(value, (*_ATOMS, type)):
@@ -209,6 +217,9 @@ def _feed(digest: Any, value: Any, seen: dict[int, Any]) -> None:
     elif isinstance(value, functools.partial):
         _feed(digest, (value.func, value.args, value.keywords), seen)
     elif isinstance(value, types.FunctionType):
+        for code in _codes(value.__code__):
+            digest.update(code.co_code)
+            _feed(digest, [part for part in code.co_consts if not isinstance(part, types.CodeType)], seen)
         _feed(digest, [cell.cell_contents for cell in value.__closure__ or ()], seen)
         _feed(digest, (value.__defaults__, value.__kwdefaults__, value.__dict__, _held(value)), seen)
     elif type(value).__reduce_ex__ is object.__reduce_ex__ and not isinstance(value, Iterator):

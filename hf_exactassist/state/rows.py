@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 
-from ..records import Commit
+from ..records import Commit, Spent
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything a call has published. A round makes a successor aside and puts it in one assignment (contract 0x06A).
+
+    Attributes:
+        generation (`int`): states before this one.
+        lengths (`tuple[int, ...]`): columns of each row that are published.
+        stops (`tuple[int | None, ...]`): length at which a stopping criterion first held for a row.
+        active (`tuple[int, ...]`): rows that go on.
+        spent (`tuple[Spent, ...]`): random numbers each row has used up.
+        frontiers (`tuple[int, ...]`): last published token of each row, -1 where there is none.
+        hashes (`tuple`): SHA-256 objects over each row's tokens, padding left out; copied before they are fed.
+        last (`Commit`, *optional*): the round published last.
+    """
+
+    generation: int
+    lengths: tuple[int, ...]
+    stops: tuple[int | None, ...]
+    active: tuple[int, ...]
+    spent: tuple[Spent, ...]
+    frontiers: tuple[int, ...]
+    hashes: tuple[Any, ...]
+    last: Commit | None = None
 
 
 class Rows:
     """Tokens of every row of a batch, in the columns plain `generate` would put them.
 
-    Row `b` is `ids[b, :lengths[b]]`; the columns after it are scratch where drafts lie while they are judged.
+    Row `b` is `ids[b, :lengths[b]]`; the columns after it are scratch where drafts lie while they are judged. What is
+    published changes with `state` alone.
 
     Args:
         input_ids (`torch.LongTensor` of shape `(B, P)`): prompts; `P` may be 0 where they come as embeddings.
@@ -39,15 +69,22 @@ class Rows:
         self.ids = input_ids.clone()
         self._reserve(self.prompt_length + 64)
         self.prompt_mask = prompt_mask
-        self.lengths = [self.prompt_length] * batch
         # one past the last scratch column in use
-        self._touched = list(self.lengths)
-        self.stops: list[int | None] = [None] * batch
-        self.active = list(range(batch))
-        if prompt_mask is None or prompt_mask.shape != input_ids.shape:
-            self.prompt_tokens = [self.prompt_length] * batch
-        else:
-            self.prompt_tokens = prompt_mask.sum(dim=1).tolist()
+        self._touched = [self.prompt_length] * batch
+        prompts = [list(row) for row in input_ids.tolist()]
+        if prompt_mask is not None and prompt_mask.shape == input_ids.shape:
+            kept = (prompt_mask != 0).tolist()
+            prompts = [[t for t, k in zip(*pair, strict=True) if k] for pair in zip(prompts, kept, strict=True)]
+        self.prompt_tokens = [len(row) for row in prompts]
+        self.state = State(
+            generation=0,
+            lengths=(self.prompt_length,) * batch,
+            stops=(None,) * batch,
+            active=tuple(range(batch)),
+            spent=(Spent(),) * batch,
+            frontiers=tuple(row[-1] if row else -1 for row in prompts),
+            hashes=tuple(_fed(hashlib.sha256(), row) for row in prompts),
+        )
 
     def _reserve(self, columns: int) -> None:
         """Makes room for columns, in steps: `max_length` may be any number."""
@@ -58,6 +95,21 @@ class Rows:
             self.ids = torch.cat([self.ids, self.ids.new_full((self.ids.shape[0], more), self.pad_token_id)], dim=1)
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Columns of each row that are published."""
+        return self.state.lengths
+
+    @property
+    def stops(self) -> tuple[int | None, ...]:
+        """Length at which each row's first stop was met."""
+        return self.state.stops
+
+    @property
+    def active(self) -> list[int]:
+        """Original indices of the rows that go on."""
+        return list(self.state.active)
+
+    @property
     def batch(self) -> int:
         """Rows of the call, finished ones included."""
         return len(self.lengths)
@@ -65,6 +117,10 @@ class Rows:
     def active_lengths(self) -> list[int]:
         """Columns published so far, for each active row."""
         return [self.lengths[row] for row in self.active]
+
+    def frontiers(self) -> list[int]:
+        """Last published token of each active row."""
+        return [self.state.frontiers[row] for row in self.active]
 
     def positions(self) -> list[int]:
         """Logical position of each active row's next token: padding does not count, so it is the same in any batch."""
@@ -99,43 +155,61 @@ class Rows:
             self.ids[row, start : start + len(new)] = torch.tensor(new, device=self.ids.device)
             self._touched[row] = max(self._touched[row], start + len(new))
 
-    def publish(self, commit: Commit) -> list[int]:
-        """Makes laid-out tokens visible, and says which active rows go on.
+    def publish(self, commit: Commit, spent: Sequence[Spent] | None = None) -> None:
+        """Makes laid-out tokens visible, in one assignment.
 
         Args:
             commit (`Commit`): the round, one entry per active row.
-
-        Returns:
-            `list[int]`: indices into the old `active` of the rows that remain.
+            spent (`Sequence[Spent]`, *optional*): random numbers used up after it; unchanged by default.
         """
-        for row, tokens, stop in zip(commit.rows, commit.tokens, commit.stops, strict=True):
-            end = self.lengths[row] + len(tokens)
-            self.ids[row, end : self._touched[row]] = self.pad_token_id
-            self._touched[row] = end
-            self.lengths[row] = end
-            self.stops[row] = stop if self.stops[row] is None else self.stops[row]
-        going = [i for i, row in enumerate(self.active) if not self._finished(row)]
-        self.active = [self.active[i] for i in going]
-        return going
+        old = self.state
+        lengths, stops, counts = list(old.lengths), list(old.stops), list(old.spent)
+        frontiers, hashes = list(old.frontiers), list(old.hashes)
+        for i, (row, tokens, stop) in enumerate(zip(commit.rows, commit.tokens, commit.stops, strict=True)):
+            lengths[row] += len(tokens)
+            stops[row] = stop if stops[row] is None else stops[row]
+            counts[row] = counts[row] if spent is None else spent[i]
+            frontiers[row] = tokens[-1] if tokens else frontiers[row]
+            hashes[row] = _fed(hashes[row].copy(), tokens)
+        successor = State(
+            generation=old.generation + 1,
+            lengths=tuple(lengths),
+            stops=tuple(stops),
+            active=old.active,
+            spent=tuple(counts),
+            frontiers=tuple(frontiers),
+            hashes=tuple(hashes),
+            last=commit,
+        )
+        going = tuple(row for row in old.active if not self._finished(successor, row))
+        self._clear(commit.rows, lengths)
+        self.state = replace(successor, active=going)
 
     def end(self, rows: Sequence[int]) -> None:
         """Ends active rows where they stand."""
+        old = self.state
+        stops = list(old.stops)
         for row in rows:
-            self.ids[row, self.lengths[row] : self._touched[row]] = self.pad_token_id
-            self.stops[row] = self.lengths[row] if self.stops[row] is None else self.stops[row]
-        self.active = [row for row in self.active if row not in rows]
+            stops[row] = old.lengths[row] if stops[row] is None else stops[row]
+        self._clear(rows, old.lengths)
+        going = tuple(row for row in old.active if row not in rows)
+        self.state = replace(old, generation=old.generation + 1, stops=tuple(stops), active=going)
 
-    def _finished(self, row: int) -> bool:
-        if self.stop_alone or self.lengths[row] >= self.max_length:
-            return self.stops[row] is not None
-        end = self.final_length()
-        return end is not None and self.lengths[row] >= end
+    def _clear(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Takes scratch beyond the given lengths back; what is published does not notice."""
+        for row in rows:
+            self.ids[row, lengths[row] : self._touched[row]] = self.pad_token_id
+            self._touched[row] = lengths[row]
+
+    def _finished(self, state: State, row: int) -> bool:
+        if self.stop_alone or state.lengths[row] >= self.max_length:
+            return state.stops[row] is not None
+        end = _last_stop(state)
+        return end is not None and state.lengths[row] >= end
 
     def final_length(self) -> int | None:
         """Columns of the result, or `None` while a row that decides it still runs."""
-        if any(stop is None for stop in self.stops):
-            return None
-        return max(stop for stop in self.stops if stop is not None)
+        return _last_stop(self.state)
 
     def certain_length(self, row: int) -> int:
         """Columns of a row that the result will hold; one that goes on for others may be cut where they end."""
@@ -157,6 +231,17 @@ class Rows:
             `torch.LongTensor` of shape `(B, L)`.
         """
         return self.ids[:, : self.complete_columns()].clone()
+
+
+def _last_stop(state: State) -> int | None:
+    """Columns at which the last row stopped, `None` while one goes on."""
+    stops = [stop for stop in state.stops if stop is not None]
+    return max(stops) if len(stops) == len(state.stops) else None
+
+
+def _fed(digest: Any, tokens: Sequence[int]) -> Any:
+    digest.update(np.asarray(tokens, dtype="<i8").tobytes())
+    return digest
 
 
 def prefixes(ids: torch.Tensor, rows: Sequence[int], length: int) -> torch.Tensor:

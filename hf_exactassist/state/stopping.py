@@ -14,7 +14,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 from ..errors import BatchCoupledCriterion, InvalidArgument
-from .purity import is_stateless, treats_rows_alone
+from .purity import digest_or_unreadable, is_stateless, treats_rows_alone
 from .rows import Rows
 
 
@@ -46,6 +46,14 @@ class StoppingRules:
         self.eos_token_ids = frozenset(token for ids in eos for token in ids.tolist())
         self.pads_finished_rows = any(hasattr(rule, "eos_token_id") for rule in criteria)
         self._others = [rule for rule in criteria if type(rule) not in (MaxLengthCriteria, EosTokenCriteria)]
+
+    def describe(self) -> dict[str, Any]:
+        """The rules as a call's manifest holds them."""
+        return {
+            "max_length": self.max_length,
+            "eos": sorted(self.eos_token_ids),
+            "criteria": [_described(rule) for rule in self._others],
+        }
 
     def check_batch(self, input_ids: torch.Tensor, scores: Any) -> None:
         """Asks copies of foreign criteria whether the rows of a batch can be stopped one by one.
@@ -118,6 +126,15 @@ class StoppingRules:
                 said = [bool(answer[row]) for row in asked]
             answers = [a or b for a, b in zip(answers, said, strict=True)]
         return answers
+
+
+def _described(rule: Any) -> dict[str, Any]:
+    described: dict[str, Any] = {"class": f"{type(rule).__module__}.{type(rule).__qualname__}"}
+    if type(rule) is MaxTimeCriteria:
+        return {**described, "max_time": rule.max_time}
+    if type(rule) is StopStringCriteria:
+        return {**described, "stop_strings": list(rule.stop_strings)}
+    return {**described, "digest": digest_or_unreadable(rule)}
 
 
 def _one_answer_per_row(rule: Any, answer: Any, batch: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from tests.tiny import EVEN_NOISE, noisy, prompts, tiny
 
 
 SETTINGS = {"eos_token_id": [7, 23], "pad_token_id": 0, "max_new_tokens": 24, "num_assistant_tokens": 3}
-MODES = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "seed": 5}}
+MODES = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "seed": 28}}
 LENGTHS = [[6], [9, 4, 6]]
 
 
@@ -171,11 +171,11 @@ def test_without_memory_drafts_get_shorter(monkeypatch, models, lengths):
     expected, widths = uninterrupted(models, lengths, **mode), []
     original = session_module.Session.score
 
-    def score(self, draft, wanted):
-        widths.append(draft.width + 1)
-        if draft.width + 1 > 2:
+    def score(self, proposal, wanted):
+        widths.append(proposal.draft.width + 1)
+        if proposal.draft.width + 1 > 2:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return original(self, draft, wanted)
+        return original(self, proposal, wanted)
 
     monkeypatch.setattr(session_module.Session, "score", score)
     output = opened(models, lengths, **mode).result()
@@ -191,7 +191,7 @@ def test_without_memory_for_plain_decoding_the_error_carries_what_was_published(
         for row, tokens in zip(commit.rows, commit.tokens, strict=True):
             published[row] += tokens
 
-    def score(self, draft, wanted):
+    def score(self, proposal, wanted):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="allocate") as caught:

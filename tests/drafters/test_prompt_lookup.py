@@ -1,5 +1,7 @@
 """Prompt lookup copies what followed an earlier occurrence of the last tokens; the target judges it (A21, A43)."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -99,7 +101,7 @@ def test_text_generated_so_far_is_looked_up_too():
     drafter = started([[0, 3, 4]], mask=[[0, 1, 1]])
     rows = drafter.context.rows
     rows.lay_out([[8, 9, 8]])
-    rows.lengths = [6]
+    rows.state = dataclasses.replace(rows.state, lengths=(6,))
     assert drafts(drafter, 3) == [[9, 8]]
 
 

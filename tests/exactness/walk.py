@@ -139,7 +139,7 @@ def law(decode, walked_rows=None, max_paths=100_000):
         walk = Walk(stack.pop())
         with contextlib.ExitStack() as patches:
             noise = functools.partial(_walked_noise, walk, walked_rows)
-            patches.enter_context(mock.patch("hf_exactassist.session.Noise", noise))
+            patches.enter_context(mock.patch("hf_exactassist.judging.Noise", noise))
             patches.enter_context(mock.patch.object(coupling, "accepts", walk.accepts))
             patches.enter_context(mock.patch.object(coupling, "inverse_cdf", walk.inverse_cdf))
             patches.enter_context(mock.patch.object(assistant_model, "inverse_cdf", walk.inverse_cdf))

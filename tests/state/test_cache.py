@@ -52,6 +52,7 @@ def filled(lengths, seed=0):
     """A cache of rows with the given valid lengths."""
     cache = RowCache(WINDOWS)
     write(cache, [range(max(lengths))] * len(lengths), seed)
+    cache.begin(torch.arange(len(lengths) * max(lengths)).reshape(len(lengths), -1), max(lengths))
     cache.lengths = list(lengths)
     return cache
 
@@ -196,9 +197,10 @@ def test_a_taken_row_holds_its_valid_slots_and_no_part_of_the_storage():
     cache = filled((5, 3, 6))
     expected = valid(cache)[1]
     row = cache.take_row(1)
-    assert [pair[0].shape[1] for pair in row] == [3, 3]
+    assert [pair[0].shape[1] for pair in row.layers] == [3, 3] and row.tokens.tolist() == [6, 7, 8]
     write(cache, [[0, 1, 2]] * 3, seed=9)
-    assert same([expected], [[part for pair in row for part in pair]])
+    cache.note(torch.full((3, 3), 99))
+    assert same([expected], [[part for pair in row.layers for part in pair]]) and row.tokens.tolist() == [6, 7, 8]
 
 
 def test_rows_taken_out_at_different_times_come_back_as_one_batch():
@@ -212,6 +214,8 @@ def test_rows_taken_out_at_different_times_come_back_as_one_batch():
     rows[2] = cache.take_row(0)
     cache.put_rows([rows[row] for row in range(3)])
     assert cache.lengths == [5, 3, 6] and same(expected, valid(cache))
+    owners = [row[:length].tolist() for row, length in zip(cache.tokens, cache.lengths, strict=True)]
+    assert owners == [[0, 1, 2, 3, 4], [6, 7, 8], [12, 13, 14, 15, 16, 17]]
     assert all(store.shape[0] == 3 and store.isfinite().all() for store in parts(cache))
     # and the batch can be written on
     blocks = [[length, length + 1] for length in cache.lengths]
@@ -228,9 +232,10 @@ def test_layers_that_store_nothing_are_passed_over():
     cache = RowCache((None, None))
     cache.aim([[0, 1], [0, 1]], torch.device("cpu"))
     cache.update(*states(2, 2), 1)
+    cache.begin(torch.tensor([[3, 4], [5, 6]]), 2)
     cache.lengths = [2, 1]
     rows = [cache.take_row(0), cache.take_row(1)]
-    assert rows[0][0] is None and rows[0][1][0].shape == (HEADS, 2, DIM)
+    assert rows[0].layers[0] is None and rows[0].layers[1][0].shape == (HEADS, 2, DIM)
     expected = [cache.layers[1].keys[row, :, :length].clone() for row, length in enumerate(cache.lengths)]
     cache.keep_rows([1, 0])
     cache.put_rows(rows)

@@ -1,0 +1,129 @@
+"""Judging a round's drafts with the call's random numbers, and counting which of them decided something."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .errors import InvalidArgument
+from .options import Options
+from .randomness import ACCEPT, ORDINARY, TERMINAL, Noise, SharedNoise, default_generator, draw_seed
+from .records import Draft, Spent, Uniforms, Verdict
+from .state.rows import Rows
+from .verification.coupling import verify_sampled
+from .verification.greedy import verify_greedy
+from .verification.shared_noise import verify_shared
+
+
+class Judge:
+    """Decides which drafts are accepted and chooses the token after them.
+
+    Args:
+        do_sample (`bool`): whether the call samples.
+        options (`Options`): coupling, seed, generator and row identities.
+        rows (`Rows`): the rows of the call.
+        vocabulary (`int`): columns of the scores.
+
+    Attributes:
+        coupling (`str`): `"greedy"`, `"maximal"` or `"shared_noise"`.
+        noise (`Noise`, *optional*): the call's numbers under maximal coupling.
+        shared_noise (`SharedNoise`, *optional*): the call's numbers under shared noise.
+
+    Raises:
+        InvalidArgument: row identities or generator do not fit the batch.
+    """
+
+    def __init__(self, do_sample: bool, options: Options, rows: Rows, vocabulary: int) -> None:
+        self.rows = rows
+        self.coupling = options.coupling if do_sample else "greedy"
+        self.identities = list(range(rows.batch) if options.row_ids is None else options.row_ids)
+        if len(self.identities) != rows.batch:
+            raise InvalidArgument(
+                f"`row_ids` must hold one number per returned row, {rows.batch}, got {len(self.identities)}."
+            )
+        self.noise = self.shared_noise = None
+        device, generator, self.seed = rows.ids.device, options.generator, options.seed
+        if self.coupling == "shared_noise":
+            generator = default_generator(device) if generator is None else generator
+            if self.seed is not None:
+                generator = torch.Generator(device).manual_seed(self.seed)
+            if generator.device.type != device.type:
+                raise InvalidArgument(f"`generator` must live where the input ids do, on {device.type}.")
+            self._generator_state = generator.get_state()
+            self.shared_noise = SharedNoise(generator, (rows.batch, vocabulary), device)
+        elif self.coupling == "maximal":
+            self.seed = draw_seed(generator) if self.seed is None else self.seed
+            self.noise = Noise(self.seed, self.identities)
+
+    def describe(self) -> dict[str, Any]:
+        """Coupling and streams, as the call's manifest holds them."""
+        streams: dict[str, Any] = {}
+        if self.noise is not None:
+            streams = {"kind": "philox", "seed": self.seed, "rows": self.identities}
+        elif self.shared_noise is not None:
+            state = self._generator_state.cpu().numpy().tobytes()
+            streams = {"kind": "torch", "state": hashlib.sha256(state).hexdigest()}
+        return {"coupling": self.coupling, "streams": streams}
+
+    def judge(self, scores: torch.Tensor, draft: Draft) -> Verdict:
+        """Accepts a prefix of each draft and chooses the token after it.
+
+        Args:
+            scores (`torch.Tensor` of shape `(A, K + 1, V)`): the target's processed scores.
+            draft (`Draft`): the draft of every active row.
+
+        Returns:
+            `Verdict`: a function of scores, draft, seed and positions.
+        """
+        if self.shared_noise is not None:
+            return verify_shared(
+                scores, draft, self.shared_noise.block(self.rows.active, self.rows.steps(), draft.width + 1)
+            )
+        if self.noise is None:
+            return verify_greedy(scores, draft)
+        uniforms = self.uniforms(draft)
+        return verify_sampled(
+            scores, draft, Uniforms(uniforms.accept.to(scores.device), uniforms.terminal.to(scores.device))
+        )
+
+    def uniforms(self, draft: Draft) -> Uniforms:
+        """The numbers a draft is judged with under maximal coupling; rows without a draft draw as plain decoding."""
+        assert self.noise is not None
+        active, positions, width = self.rows.active, self.rows.positions(), draft.width
+        terminal = self.noise.block(TERMINAL, active, positions, width + 1)
+        plain = [i for i, length in enumerate(draft.lengths) if length == 0]
+        if plain:
+            ordinary = self.noise.block(ORDINARY, [active[i] for i in plain], [positions[i] for i in plain], 1)
+            terminal[plain, :1] = ordinary
+        return Uniforms(self.noise.block(ACCEPT, active, positions, width), terminal)
+
+    def spent(self, draft: Draft, accepted: Sequence[int], published: Sequence[int]) -> tuple[Spent, ...]:
+        """How many numbers decided something in a round: those of what was reached before a row's stop.
+
+        Args:
+            draft (`Draft`): the judged draft.
+            accepted (`Sequence[int]`): accepted draft tokens of each active row, before stopping.
+            published (`Sequence[int]`): tokens each row publishes.
+
+        Returns:
+            `tuple[Spent, ...]`: counts of each active row in this round.
+        """
+        if self.shared_noise is not None:
+            return tuple(Spent(ordinary=count) for count in published)
+        if self.noise is None:
+            return (Spent(),) * len(published)
+        drawn = draft.probs is not None
+        return tuple(_spent(*row, drawn=drawn) for row in zip(draft.lengths, accepted, published, strict=True))
+
+
+def _spent(drafted: int, accepted: int, published: int, drawn: bool) -> Spent:
+    if drafted == 0:
+        return Spent(ordinary=1)
+    draws = drafted if drawn else 0
+    if published <= accepted:
+        # stopped inside the draft: what lies behind was not reached
+        return Spent(draft=draws, accept=published)
+    return Spent(draft=draws, accept=accepted + (accepted < drafted), terminal=1)

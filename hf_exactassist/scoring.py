@@ -1,0 +1,176 @@
+"""The target of a call: reads the prompts, keeps its cache as the layout wants it, scores drafts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+
+from .models.runner import RowRunner
+from .records import Draft
+from .state.cache import RowStates
+from .state.caller_cache import CallerCache
+from .state.layout import RETAINED, block_inputs, cached_length, scored_rows
+from .state.rows import Rows
+
+
+class Scorer:
+    """Runs the target over the active rows. Valid cache lengths follow from what is published, never the reverse.
+
+    Args:
+        model (`PreTrainedModel`): an admitted target.
+        rows (`Rows`): the rows of the call.
+        layout (`str`): `"replay"` or `"retained"`.
+        caller_cache (`CallerCache`): the cache to take the prompt's states from, and to hand all of them back to.
+
+    Attributes:
+        target (`RowRunner`): the model with its row-addressed cache.
+        shift (`int`): slots before the first column: those of prompts that came as embeddings.
+        first (`ModelOutput`, *optional*): the prefill's outputs until the first token is published.
+    """
+
+    def __init__(self, model: PreTrainedModel, rows: Rows, layout: str, caller_cache: CallerCache) -> None:
+        self.rows, self.layout, self.caller_cache = rows, layout, caller_cache
+        self.target = RowRunner(model)
+        self.shift = 0
+        self.first: Any = None
+        # outputs after the frontier, and the generation whose frontier that was
+        self._retained: tuple[int, Any] | None = None
+        self._ended: dict[int, RowStates] = {}
+
+    def prefill(self, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
+        """Reads the prompts as plain `generate` does; a failed reading leaves nothing behind."""
+        if self.first is not None:
+            return
+        prompts = self.rows.ids[:, : self.rows.prompt_length]
+        try:
+            outputs = self.target.prefill(prompts, generation_config, dict(model_kwargs))
+        except BaseException:
+            # half-read prompts are no state to go on from
+            self.target = RowRunner(self.target.model)
+            self.caller_cache.restore()
+            raise
+        outputs.logits = outputs.logits[:, -1:]
+        self.shift = self.target.cache.lengths[0] - self.rows.prompt_length
+        self.first = outputs
+
+    @property
+    def cached(self) -> list[int]:
+        """Columns of each active row with keys and values in the target's cache."""
+        if self.rows.state.generation == 0:
+            return self.rows.active_lengths()
+        layout = self.layout if self._completed else "replay"
+        return [cached_length(layout, length) for length in self.rows.active_lengths()]
+
+    @property
+    def _completed(self) -> bool:
+        return self._retained is not None and self._retained[0] == self.rows.state.generation
+
+    def complete(self) -> None:
+        """Under the retained layout, reads the frontier, so that the cache is complete and the first row known."""
+        if self.layout == RETAINED and not self._completed:
+            outputs = self.target.forward(self._frontier()[:, None], [column + self.shift for column in self.cached])
+            self._retained = (self.rows.state.generation, outputs)
+
+    def score(self, draft: Draft, wanted: int) -> tuple[Any, tuple[int, ...], torch.Tensor]:
+        """Scores the drafts of every active row in one forward.
+
+        Drawn drafts are filled up to what was wanted, so that the memory it takes does not depend on what was drawn.
+
+        Args:
+            draft (`Draft`): the drafts.
+            wanted (`int`): the longest draft that was asked for.
+
+        Returns:
+            outputs whose row `j` belongs to the `j`-th token after the frontier; the first column that each row read;
+            and the tokens `(A, W)` whose keys and values lie in the columns from there.
+        """
+        cached = self.cached
+        filler = draft.tokens.new_zeros(len(cached), 0 if draft.probs is None else wanted - draft.width)
+        block = block_inputs(self.layout, self._frontier(), torch.cat([draft.tokens, filler], dim=1))
+        width = block.shape[1] - filler.shape[1]
+        first = self._retained[1] if self.layout == RETAINED and self._retained is not None else None
+        outputs = None
+        if block.shape[1]:
+            counts = [length + width - draft.width for length in draft.lengths]
+            outputs = self.target.forward(block, [column + self.shift for column in cached], counts)
+        logits = None if outputs is None else outputs.logits[:, :width]
+        whole = _joined(first, outputs)
+        whole.logits = scored_rows(self.layout, None if first is None else first.logits, logits, draft.width)
+        return whole, tuple(cached), self._read(cached, width)
+
+    def _read(self, cached: Sequence[int], width: int) -> torch.Tensor:
+        tokens = self.target.cache.tokens
+        columns = torch.tensor(cached, device=tokens.device)[:, None] + self.shift
+        return tokens.gather(1, columns + torch.arange(width, device=tokens.device))
+
+    def _frontier(self) -> torch.Tensor:
+        rows = self.rows
+        return rows.ids[rows.active, [length - 1 for length in rows.active_lengths()]]
+
+    def retire(self, held: Sequence[int], keep_states: bool) -> None:
+        """Takes finished rows out of the batch.
+
+        Args:
+            held (`Sequence[int]`): rows in the cache.
+            keep_states (`bool`): whether the caller gets a cache.
+        """
+        active = self.rows.active
+        self._count(held)
+        for i, row in enumerate(held):
+            if keep_states and row not in active and row not in self._ended:
+                self._ended[row] = self.target.cache.take_row(i)
+        if active:
+            self.target.keep_rows([list(held).index(row) for row in active])
+
+    def _count(self, held: Sequence[int]) -> None:
+        """Every published token but the last has keys and values."""
+        self.target.cache.lengths = [self.rows.lengths[row] - 1 + self.shift for row in held]
+
+    @property
+    def has_retired(self) -> bool:
+        """Whether rows have left whose states are kept."""
+        return bool(self._ended)
+
+    def hand_over(self, held: Sequence[int]) -> DynamicCache:
+        """The caller's cache, holding all of the result but the last column.
+
+        Plain `generate` reads padding for finished rows; so that the caches agree, what is missing is read here.
+        """
+        rows, cache = self.rows, self.target.cache
+        self._count(held)
+        if self._ended:
+            self.target.regroup([self._ended[row] for row in range(rows.batch)])
+        end = rows.complete_columns() - 1
+        starts = [min(length - self.shift, end) for length in cache.lengths]
+        width = end - min(starts)
+        if width > 0:
+            block = rows.ids.new_full((rows.batch, width), rows.pad_token_id)
+            for row, start in enumerate(starts):
+                block[row, : end - start] = rows.ids[row, start:end]
+            self.target.forward(
+                block, [start + self.shift for start in starts], [end - start for start in starts], keep=1
+            )
+        return self.caller_cache.fill(cache, end + self.shift)
+
+
+def _joined(first: Any, rest: Any) -> Any:
+    """Outputs of the frontier's forward and of the drafts' as if they had been one."""
+    whole = copy.copy(rest if first is None else first)
+    if first is not None and rest is not None:
+        for name in ("hidden_states", "attentions"):
+            ours, theirs = getattr(first, name, None), getattr(rest, name, None)
+            # `sdpa` returns no attention at all
+            if ours and theirs and ours[0] is not None:
+                setattr(whole, name, tuple(map(_stacked, ours, theirs)))
+    return whole
+
+
+def _stacked(first: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    """Hidden states `(A, W, D)`, or attentions `(A, H, W, N)` of which the first could not see the later keys."""
+    if first.dim() == 4:
+        first = torch.nn.functional.pad(first, (0, rest.shape[-1] - first.shape[-1]))
+    return torch.cat([first, rest], dim=-2)
