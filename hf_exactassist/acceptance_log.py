@@ -10,6 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
+from io import TextIOWrapper
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -34,25 +35,19 @@ class AcceptanceLog:
     """
 
     def __init__(self, target: str | PathLike[str] | Callable[[dict[str, Any]], None]) -> None:
-        self._file = None
-        if callable(target):
-            self._write = target
-        else:
-            try:
-                self._file = Path(target).open("a", encoding="utf-8")
-            except OSError as error:
-                raise InvalidArgument(
-                    f"`telemetry` cannot be written: {error}. Give a path in a folder that exists."
-                ) from error
-            self._write = self._line
+        self._file: TextIOWrapper | None = None
         self._seconds: dict[str, float] = {}
         self._since = time.perf_counter()
-
-    def _line(self, record: dict[str, Any]) -> None:
-        assert self._file is not None
-        # one write for a whole line, so that an interruption leaves no half of one behind
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        if callable(target):
+            self._tell = target
+            return
+        try:
+            self._file = Path(target).open("a", encoding="utf-8")
+        # a name with a null character is a ValueError
+        except (OSError, ValueError) as error:
+            raise InvalidArgument(
+                f"`telemetry` cannot be written: {error}. Give a path in a folder that exists."
+            ) from error
 
     def begin(self) -> None:
         """A round begins; what a failed one took is forgotten."""
@@ -133,7 +128,7 @@ class AcceptanceLog:
             else:
                 q_row = draft.probs[i, j].to(p_row.device)
                 q = float(q_row[token])
-            ratio = min(1.0, p / q) if q > 0 else 1.0
+            ratio = min(1.0, p / q) if q > 0 else float(p > 0)
             if not accepted:
                 left = residual(p_row[None], q_row[None]).float().cpu().numpy().tobytes()
                 identity = hashlib.sha256(left).hexdigest()[:16]
@@ -154,10 +149,20 @@ class AcceptanceLog:
 
     def write(self, records: list[dict[str, Any]]) -> None:
         """Tells a published round."""
-        for record in records:
-            self._write(record)
+        if self._file is None:
+            for record in records:
+                self._tell(record)
+            return
+        # one write for a whole round, so that an interruption leaves no half of a line behind
+        self._file.write("".join(json.dumps(record) + "\n" for record in records))
+        self._file.flush()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file; it is closed too when the log is forgotten, as after a call that failed."""
         if self._file is not None:
             self._file.close()
+
+    def __del__(self) -> None:
+        """See [`close`]."""
+        if getattr(self, "_file", None) is not None:
+            self.close()

@@ -72,10 +72,12 @@ class StepRecorder:
             if table is None:
                 continue
             layers: Any = getattr(outputs, name, None)
-            if first or not layers or layers[0] is None:
-                # the first entry is the prompt's, as in plain `generate`; `sdpa` returns no attention at all
-                steps = 1 if first else max(self._steps(counts)) - len(table)
-                table.extend([layers] * steps)
+            if first:
+                # the prompt's own entry, as in plain `generate`; a round made again finds the one it left
+                table[:] = [layers]
+            elif not layers or layers[0] is None:
+                # `sdpa` returns no attention at all
+                table.extend([layers] * (max(self._steps(counts)) - len(table)))
             else:
                 self._add_layers(table, name, layers, counts)
 

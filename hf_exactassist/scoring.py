@@ -25,15 +25,20 @@ class Scorer:
         rows (`Rows`): the rows of the call.
         layout (`str`): `"replay"` or `"retained"`.
         caller_cache (`CallerCache`): the cache to take the prompt's states from, and to hand all of them back to.
+        keeps_ended (`bool`): whether states of finished rows are kept, because the caller gets a cache.
 
     Attributes:
         target (`RowRunner`): the model with its row-addressed cache.
+        held (`list[int]`): rows in that cache; finished ones leave it when the next round begins.
         shift (`int`): slots before the first column: those of prompts that came as embeddings.
         first (`ModelOutput`, *optional*): the prefill's outputs until the first token is published.
     """
 
-    def __init__(self, model: PreTrainedModel, rows: Rows, layout: str, caller_cache: CallerCache) -> None:
-        self.rows, self.layout, self.caller_cache = rows, layout, caller_cache
+    def __init__(
+        self, model: PreTrainedModel, rows: Rows, layout: str, caller_cache: CallerCache, keeps_ended: bool
+    ) -> None:
+        self.rows, self.layout, self.caller_cache, self.keeps_ended = rows, layout, caller_cache, keeps_ended
+        self.held = rows.active
         self.target = RowRunner(model)
         self.shift = 0
         self.first: Any = None
@@ -48,14 +53,15 @@ class Scorer:
         prompts = self.rows.ids[:, : self.rows.prompt_length]
         try:
             outputs = self.target.prefill(prompts, generation_config, dict(model_kwargs))
+            outputs.logits = outputs.logits[:, -1:]
+            self.shift = self.target.cache.lengths[0] - self.rows.prompt_length
+            self.first = outputs
         except BaseException:
             # half-read prompts are no state to go on from
             self.target = RowRunner(self.target.model)
+            self.first = None
             self.caller_cache.restore()
             raise
-        outputs.logits = outputs.logits[:, -1:]
-        self.shift = self.target.cache.lengths[0] - self.rows.prompt_length
-        self.first = outputs
 
     @property
     def cached(self) -> list[int]:
@@ -69,11 +75,35 @@ class Scorer:
     def _completed(self) -> bool:
         return self._retained is not None and self._retained[0] == self.rows.state.generation
 
-    def complete(self) -> None:
-        """Under the retained layout, reads the frontier, so that the cache is complete and the first row known."""
+    def make_ready(self) -> None:
+        """Brings the cache into the state a round of the layout begins with.
+
+        Finished rows leave it. Under the retained layout the frontier is read, so that the cache is complete and the
+        first row of scores known. Nothing that is published changes, and what has been done once is not done again.
+        """
+        self.first = None
+        self._let_go()
         if self.layout == RETAINED and not self._completed:
             outputs = self.target.forward(self._frontier()[:, None], [column + self.shift for column in self.cached])
             self._retained = (self.rows.state.generation, outputs)
+
+    def _let_go(self) -> None:
+        active = self.rows.active
+        if self.held == active:
+            return
+        self._count()
+        self._keep_ended()
+        self.target.keep_rows([self.held.index(row) for row in active])
+        self.held = active
+
+    def _count(self) -> None:
+        """Every published token but the last has keys and values."""
+        self.target.cache.lengths = [self.rows.lengths[row] - 1 + self.shift for row in self.held]
+
+    def _keep_ended(self) -> None:
+        for i, row in enumerate(self.held):
+            if self.keeps_ended and row not in self.rows.active and row not in self._ended:
+                self._ended[row] = self.target.cache.take_row(i)
 
     def score(self, draft: Draft, wanted: int) -> tuple[Any, tuple[int, ...], torch.Tensor]:
         """Scores the drafts of every active row in one forward.
@@ -111,38 +141,16 @@ class Scorer:
         rows = self.rows
         return rows.ids[rows.active, [length - 1 for length in rows.active_lengths()]]
 
-    def retire(self, held: Sequence[int], keep_states: bool) -> None:
-        """Takes finished rows out of the batch.
-
-        Args:
-            held (`Sequence[int]`): rows in the cache.
-            keep_states (`bool`): whether the caller gets a cache.
-        """
-        active = self.rows.active
-        self._count(held)
-        for i, row in enumerate(held):
-            if keep_states and row not in active and row not in self._ended:
-                self._ended[row] = self.target.cache.take_row(i)
-        if active:
-            self.target.keep_rows([list(held).index(row) for row in active])
-
-    def _count(self, held: Sequence[int]) -> None:
-        """Every published token but the last has keys and values."""
-        self.target.cache.lengths = [self.rows.lengths[row] - 1 + self.shift for row in held]
-
-    @property
-    def has_retired(self) -> bool:
-        """Whether rows have left whose states are kept."""
-        return bool(self._ended)
-
-    def hand_over(self, held: Sequence[int]) -> DynamicCache:
+    def hand_over(self) -> DynamicCache:
         """The caller's cache, holding all of the result but the last column.
 
         Plain `generate` reads padding for finished rows; so that the caches agree, what is missing is read here.
         """
         rows, cache = self.rows, self.target.cache
-        self._count(held)
+        self._count()
         if self._ended:
+            # a batch whose rows all end at once is still whole
+            self._keep_ended()
             self.target.regroup([self._ended[row] for row in range(rows.batch)])
         end = rows.complete_columns() - 1
         starts = [min(length - self.shift, end) for length in cache.lengths]

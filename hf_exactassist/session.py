@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import uuid
 from collections import deque
@@ -18,9 +19,10 @@ from .judging import Judge
 from .models import admission, compat, identity
 from .options import Options
 from .output import AssistedDecoderOnlyOutput, StepRecorder
-from .records import CallIdentity, Coordinate, Draft, Proposal, RoundCommit, RowCoordinate, Verdict, Verification
+from .records import Coordinate, Draft, Proposal, RoundCommit, Verdict, Verification
 from .schedules import DraftSchedule
 from .scoring import Scorer
+from .standing import Standing
 from .state import manifest, transaction
 from .state.caller_cache import CallerCache
 from .state.processors import ProcessorPipeline
@@ -88,7 +90,7 @@ class Session:
             user_defined = getattr(cache, "_is_user_defined", False) or options.keep_cache
             self.returns_cache = bool(generation_config.return_dict_in_generate or user_defined)
         self.caller_cache = CallerCache(cache)
-        self.scorer = Scorer(model, self.rows, options.layout, self.caller_cache)
+        self.scorer = Scorer(model, self.rows, options.layout, self.caller_cache, self.returns_cache)
         self.recorder = StepRecorder(generation_config, self.rows)
         vocabulary = compat.head_size(model)
         example = None if self.recorder.scores is None else (torch.zeros(self.rows.batch, vocabulary),)
@@ -108,22 +110,37 @@ class Session:
         )
         self.log = None if options.telemetry is None else AcceptanceLog(options.telemetry)
         self.request_id = uuid.uuid4().hex
-        self.stats = AssistStats()
         self.streamed = self.rows.prompt_length
-        self._watches = [identity.watch(part) for part in (model, getattr(drafter, "model", None)) if part is not None]
-        self._watched = [look() for look in self._watches]
-        self.call = self._identify()
-        self._coordinate: Coordinate | None = None
+        embeds = model_kwargs.get("inputs_embeds")
+        self.standing = Standing(
+            self.scorer,
+            options.layout,
+            [model, *drafter.models],
+            lambda: {
+                "libraries": identity.libraries(),
+                "target": identity.describe(model),
+                "drafter": drafter.describe(),
+                "schedule": schedule.describe(),
+                "token_map": {"vocabulary": vocabulary},
+                "processors": self.processors.describe(),
+                "stopping": self.rules.describe(),
+                "prompt": {"embeddings": None if embeds is None else identity.tensor_digest(embeds)},
+                **self.judging.describe(),
+            },
+        )
         # what listeners have still to learn of the last published round, and which round that is
         self._untold: deque[Callable[[], None]] = deque()
         self._told: Any = None
-        # rows in the caches of target and drafter
-        self._held = dict.fromkeys(("target", "drafter"), self.rows.active)
         # of each row, the columns that iteration has handed out
         self._delivered = list(self.rows.lengths)
         self._staged: tuple[RoundCommit, list[dict[str, Any]]] | None = None
         self._result: Any = None
         self.ends_streamer = False
+
+    @property
+    def stats(self) -> AssistStats:
+        """Counters of what has been published."""
+        return self.rows.state.stats
 
     @property
     def finished(self) -> bool:
@@ -151,7 +168,7 @@ class Session:
         self.settle()
         if self.finished:
             return None
-        self.require_unchanged()
+        self.standing.require_unchanged()
         share = 1.0
         while True:
             wanted = self.wanted(share)
@@ -176,8 +193,8 @@ class Session:
         if self.rows.state.generation == 0:
             verification = self.prefill()
         else:
-            self.scorer.complete()
-            lap("complete")
+            self.scorer.make_ready()
+            lap("make_ready")
             proposal = self.propose(wanted)
             lap("propose")
             verification = self.score(proposal, wanted)
@@ -238,24 +255,9 @@ class Session:
         """Gives the caller's cache back as it was before the call."""
         self.caller_cache.restore()
 
-    # --- where the call stands ---
-
     def coordinate(self) -> Coordinate:
         """The present state, to which proposals, verifications and commits are bound (contract 0x01A)."""
-        state, cached = self.rows.state, self.scorer.cached
-        known = self._coordinate
-        if known is None or (known.generation, [row.cached for row in known.rows]) != (state.generation, cached):
-            rows = zip(state.active, self.rows.active_lengths(), cached, self.rows.positions(), strict=True)
-            self._coordinate = Coordinate(
-                self.call,
-                state.generation,
-                self.options.layout,
-                tuple(
-                    RowCoordinate(row, state.hashes[row].hexdigest(), length, kept, position, state.spent[row])
-                    for row, length, kept, position in rows
-                ),
-            )
-        return self._coordinate  # type: ignore[return-value]
+        return self.standing.coordinate()
 
     def manifest(self) -> dict[str, Any]:
         """Everything that gives the next round its meaning, with a digest; ready for JSON.
@@ -265,42 +267,6 @@ class Session:
             (generation, layout, and for each active row its prefix, lengths, position and used numbers), `"digest"`.
         """
         return manifest.manifest(self.coordinate())
-
-    def require_unchanged(self) -> None:
-        """Refuses to go on with a model that is not the one the call began with.
-
-        Raises:
-            StaleRound: the subclass that names what changed.
-        """
-        if [look() for look in self._watches] != self._watched:
-            before, now = self.call, self._identify()
-            manifest.require_same({"call": before.manifest}, {"call": now.manifest}, "This call")
-
-    def require_current(self, bound: Coordinate, what: str) -> None:
-        """Refuses what was made in another state.
-
-        Raises:
-            StaleRound: the subclass that names what differs.
-        """
-        current = self.coordinate()
-        if bound is not current:
-            manifest.require_current(bound, current, what)
-
-    def _identify(self) -> CallIdentity:
-        embeds = self.model_kwargs.get("inputs_embeds")
-        return manifest.identify(
-            {
-                "libraries": identity.libraries(),
-                "target": identity.describe(self.scorer.target.model),
-                "drafter": self.drafter.describe(),
-                "schedule": self.schedule.describe(),
-                "token_map": {"vocabulary": compat.head_size(self.scorer.target.model)},
-                "processors": self.processors.describe(),
-                "stopping": self.rules.describe(),
-                "prompt": {"embeddings": None if embeds is None else identity.tensor_digest(embeds)},
-                **self.judging.describe(),
-            }
-        )
 
     # --- the verbs of a round ---
 
@@ -344,7 +310,7 @@ class Session:
         Raises:
             StaleRound: the proposal was made in another state.
         """
-        self.require_current(proposal.coordinate, "This proposal")
+        self.standing.require(proposal.coordinate, "This proposal")
         outputs, starts, read = self.scorer.score(proposal.draft, max(wanted))
         return Verification(proposal.coordinate, proposal.draft, outputs, starts, read)
 
@@ -387,7 +353,7 @@ class Session:
             BrokenRound: the target call's rows do not fit its tokens.
             RuntimeError: the scores leave no token to choose.
         """
-        self.require_current(verification.coordinate, "This verification")
+        self.standing.require(verification.coordinate, "This verification")
         draft, read = verification.draft, verification.read.to(self.rows.ids.device)
         table = torch.cat([draft.tokens, verdict.terminal[:, None], verdict.accepted[:, None], read], dim=1).tolist()
         width = draft.tokens.shape[1]
@@ -419,7 +385,7 @@ class Session:
         return commit
 
     def publish(self, commit: RoundCommit) -> bool:
-        """Makes a staged round visible in one assignment, then tells drafter, schedule, counters and streamer.
+        """Makes a staged round visible in one assignment, then tells drafter, schedule, telemetry and streamer.
 
         Args:
             commit (`RoundCommit`): from [`stage`].
@@ -434,7 +400,7 @@ class Session:
         if commit == self.rows.state.last:
             self.settle()
             return False
-        self.require_current(commit.coordinate, f"Round {commit.round_id}")
+        self.standing.require(commit.coordinate, f"Round {commit.round_id}")
         transaction.validate(commit, self.rows, self.request_id, self.processors.state_hash)
         if self._staged is None or self._staged[0] is not commit:
             self.rows.lay_out(commit.tokens)
@@ -459,32 +425,14 @@ class Session:
         while self._untold:
             # taken off first: nobody is told twice, not even one who failed
             self._untold.popleft()()
-        self.retire()
         self.stream()
 
     def _listeners(self, commit: Any) -> Iterator[Callable[[], None]]:
-        yield lambda: self.stats.record(commit, is_round=commit.expected_generation > 0)
         yield lambda: self.drafter.observe(commit)
         for row, drafted, accepted in zip(commit.rows, commit.drafted, commit.accepted, strict=True):
             yield functools.partial(self.schedule.observe, row, drafted, accepted)
         if self.log is not None and self._staged is not None and self._staged[0] is commit:
             yield functools.partial(self.log.write, self._staged[1])
-
-    def retire(self) -> None:
-        """Takes finished rows out of the caches; their states are kept if the caller gets a cache."""
-        active = self.rows.active
-        self.scorer.first = None if self.rows.state.generation else self.scorer.first
-        # a batch whose rows all end at once stays whole
-        if not active and not self.scorer.has_retired:
-            return
-        held = self._held["target"]
-        if held != active:
-            self.scorer.retire(held, self.returns_cache)
-            self._held["target"] = active
-        held = self._held["drafter"]
-        if active and held != active:
-            self.drafter.keep_rows([held.index(row) for row in active])
-            self._held["drafter"] = active
 
     def stream(self) -> None:
         """Gives the streamer the columns that are complete, one token per row at a time as plain `generate` does."""
@@ -500,10 +448,11 @@ class Session:
         """The result, with the caller's cache holding all of it but the last column."""
         if self.judging.shared_noise is not None:
             self.judging.shared_noise.leave(self.rows.complete_columns() - self.rows.prompt_length)
-        self.stats.target_forwards, self.stats.draft_forwards = self.scorer.target.forwards, self.drafter.forwards
-        cache = self.scorer.hand_over(self._held["target"]) if self.returns_cache else None
+        target_forwards, draft_forwards = self.scorer.target.forwards, self.drafter.forwards
+        stats = dataclasses.replace(self.stats, target_forwards=target_forwards, draft_forwards=draft_forwards)
+        cache = self.scorer.hand_over() if self.returns_cache else None
         if self.generation_config.return_dict_in_generate:
-            return self.recorder.finish(cache, self.stats)
+            return self.recorder.finish(cache, stats)
         return self.rows.sequences()
 
 

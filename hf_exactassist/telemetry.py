@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 
 from .records import Commit
@@ -36,18 +37,20 @@ class AssistStats:
         """Accepted per drafted token; 0.0 if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
-    def record(self, commit: Commit, is_round: bool = True) -> None:
-        """Adds what one round, or the prefill, published."""
-        self.rounds += is_round
+    def after(self, commit: Commit, is_round: bool = True) -> AssistStats:
+        """The counters with what one round, or the prefill, published added; these here stay as they are."""
+        more = copy.deepcopy(self)
+        more.rounds += is_round
         for drafted, accepted, tokens in zip(commit.drafted, commit.accepted, commit.tokens, strict=True):
             kept = min(accepted, len(tokens))
-            self.published += len(tokens)
-            self.drafted += drafted
-            self.accepted += kept
-            missing = drafted - len(self.drafted_by_position)
-            self.drafted_by_position += [0] * missing
-            self.accepted_by_position += [0] * missing
+            more.published += len(tokens)
+            more.drafted += drafted
+            more.accepted += kept
+            missing = drafted - len(more.drafted_by_position)
+            more.drafted_by_position += [0] * missing
+            more.accepted_by_position += [0] * missing
             for i in range(drafted):
-                self.drafted_by_position[i] += 1
+                more.drafted_by_position[i] += 1
             for i in range(kept):
-                self.accepted_by_position[i] += 1
+                more.accepted_by_position[i] += 1
+        return more

@@ -20,6 +20,9 @@ from .report import add, counters, summary
 
 _sampling = partial(typer.Option, rich_help_panel="Sampling")
 _drafting = partial(typer.Option, rich_help_panel="Drafting")
+_records = partial(typer.Option, metavar="FILE", rich_help_panel="Records")
+
+LAYOUTS = ("replay", "retained")
 
 
 @reports_errors
@@ -62,6 +65,21 @@ def generate(
             min=0, help="Fixes what is drawn, whatever the batch size.", show_default="a new one, told on stderr"
         ),
     ] = None,
+    layout: Annotated[
+        str | None,
+        _drafting(
+            metavar="NAME",
+            help="replay: read the last token with the drafts; retained: beforehand. The same text.",
+            show_default="replay",
+        ),
+    ] = None,
+    manifest: Annotated[
+        Path | None,
+        _records(help="Write what each batch was made with: one JSON object a batch, with a digest."),
+    ] = None,
+    telemetry: Annotated[
+        Path | None, _records(help="Write the acceptance log: one JSON object per judged token and per round.")
+    ] = None,
     dtype: loading.Dtype = None,
     device: loading.Device = None,
     attn_implementation: loading.Attention = None,
@@ -80,6 +98,9 @@ def generate(
     texts = read_prompts(prompts or [], file)
     if stream and len(texts) > 1:
         raise UsageError(f"--stream is for one prompt, and {len(texts)} are given.")
+    if layout not in (None, *LAYOUTS):
+        raise UsageError(f"Unknown --layout {layout!r}: choose one of {', '.join(LAYOUTS)}.")
+    _check_files({"--manifest": manifest, "--telemetry": telemetry}, file)
     settings = {
         "max_new_tokens": max_new_tokens,
         "prompt_lookup_num_tokens": prompt_lookup,
@@ -87,6 +108,8 @@ def generate(
         "do_sample": do_sample,
         **sampling,
         "repetition_penalty": repetition_penalty,
+        "layout": layout,
+        "telemetry": telemetry,
     }
     with quiet_libraries(debug):
         loaded = loading.load(
@@ -99,7 +122,7 @@ def generate(
             trust_remote_code=trust_remote_code,
         )
         given = {name: value for name, value in settings.items() if value is not None}
-        _Run(loaded, given, seed, chat, as_json, stream).all(texts, batch_size)
+        _Run(loaded, given, seed, chat, as_json, stream, manifest).all(texts, batch_size)
 
 
 def _check_drafter(target: str | None, assistant: str | None, lookup: int | None, number: int | None) -> None:
@@ -121,6 +144,25 @@ def _check_sampling(do_sample: bool | None, sampling: dict[str, Any], repetition
             raise UsageError(f"--{name} must be a number above 0, got {value}.{more}")
 
 
+def _check_files(given: dict[str, Path | None], prompts: Path | None) -> None:
+    """Whether the records of a run can be written; what stands in their files stays until it begins."""
+    taken = {} if prompts is None else {"--file": prompts}
+    for option, path in given.items():
+        if path is None:
+            continue
+        for other, there in taken.items():
+            if path.resolve() == there.resolve():
+                raise UsageError(f"{option} and {other} name the same file, {path}: choose another.")
+        try:
+            path.open("a").close()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UsageError(
+                f"Cannot write {option} {path}: {reason}. Give a file in a folder that exists."
+            ) from error
+        taken[option] = path
+
+
 class _Run:
     """Decodes batch after batch and writes each as soon as it is there."""
 
@@ -132,12 +174,14 @@ class _Run:
         chat: bool,
         as_json: bool,
         stream: bool,
+        manifest: Path | None = None,
     ) -> None:
         import secrets
 
         from ..telemetry import AssistStats
 
         self.loaded, self.settings, self.as_json, self.stream, self.chat = loaded, settings, as_json, stream, chat
+        self.manifest = manifest
         config = loaded.target.generation_config
         self.samples = bool(settings.get("do_sample", config.do_sample))
         self.seed = secrets.randbelow(2**31) if self.samples and seed is None else seed
@@ -151,6 +195,9 @@ class _Run:
         """All prompts, in their order."""
         rows = [self.encode(number, text) for number, text in enumerate(texts, start=1)]
         self.warn_of_length(max(map(len, rows)))
+        for path in (self.manifest, self.settings.get("telemetry")):
+            if path is not None:
+                path.write_text("")
         batches = range(0, len(texts), batch_size)
         for number, start in enumerate(batches, start=1):
             label = f"batch {number} of {len(batches)}" if len(batches) > 1 else "tokens"
@@ -191,15 +238,16 @@ class _Run:
         """Decodes some prompts at once; also after Ctrl-C, with what there is."""
         import torch
 
-        from ..api import generate as assisted
+        from ..api import start as opened
 
         width, device = max(map(len, rows)), self.loaded.target.device
         ids = torch.tensor([[self.pad] * (width - len(row)) + row for row in rows], device=device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
         listener = self.text_streamer() if self.stream else _Columns(advance)
+        numbers = range(start, start + len(rows))
         began = time.perf_counter()
         try:
-            output = assisted(
+            session = opened(
                 self.loaded.target,
                 input_ids=ids,
                 attention_mask=mask,
@@ -210,10 +258,11 @@ class _Run:
                 streamer=listener,
                 seed=self.seed,
                 # the prompt's own number, so that what is drawn does not depend on the batch size
-                row_ids=range(start, start + len(rows)),
+                row_ids=numbers,
                 return_dict_in_generate=True,
                 **self.settings,
             )
+            output = self.decode(session, numbers, listener)
         except KeyboardInterrupt:
             columns = listener.columns if isinstance(listener, _Columns) else []
             return [self.result(list(tokens), "interrupted", None) for tokens in zip(*columns, strict=True)], True
@@ -222,6 +271,22 @@ class _Run:
         self.seconds += seconds
         stats = {"prompts": len(rows), **counters(output.assist_stats, seconds)}
         return [self.result(row, "length", stats) for row in output.sequences[:, width:].tolist()], False
+
+    def decode(self, session: Any, numbers: Sequence[int], listener: Any) -> Any:
+        """Runs a session to its end; also if it fails, its manifest is written and the listener's text is out."""
+        before, end = session.manifest() if self.manifest is not None else {}, None
+        try:
+            output = session.result()
+            end = session.manifest()["digest"] if self.manifest is not None else None
+            return output
+        except BaseException:
+            listener.end()
+            raise
+        finally:
+            if self.manifest is not None:
+                line = {"prompts": [number + 1 for number in numbers], **before, "end": end}
+                with self.manifest.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
 
     def text_streamer(self) -> Any:
         """Writes text to stdout as it comes."""

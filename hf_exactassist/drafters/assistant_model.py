@@ -43,7 +43,7 @@ class AssistantModelDrafter(Drafter):
         warper_settings: dict[str, Any] | None = None,
         confidence_threshold: float = 0.0,
     ) -> None:
-        self.model = model
+        self.model, self.models = model, (model,)
         self._position_limit = position_limit(model)
         self._keeps_logits = "logits_to_keep" in forward_parameters(model)
         self.shared_tokens = shared_tokens
@@ -56,8 +56,9 @@ class AssistantModelDrafter(Drafter):
         super().start(context)
         self.forwards = 0
         self._runner: RowRunner | None = None
-        # columns of each active row that are surely published tokens in the assistant's cache
-        self._confirmed = [0] * context.rows.batch
+        # rows in the assistant's cache, and of each the columns that are surely published tokens
+        self._held = context.rows.active
+        self._confirmed = dict.fromkeys(self._held, 0)
         self._processors = context.processors
         samples = context.noise is not None or context.shared_noise is not None
         if self.warper_settings and samples:
@@ -84,6 +85,7 @@ class AssistantModelDrafter(Drafter):
             room = [self._position_limit + 1 - position for position in rows.positions()]
             lengths = [max(min(wanted, left), 0) for wanted, left in zip(lengths, room, strict=True)]
         width = max(lengths, default=0)
+        self._let_go()
         if width <= 0:
             return Draft.empty(len(lengths), rows.ids.device)
         ends, noise = rows.active_lengths(), self.context.noise
@@ -172,14 +174,14 @@ class AssistantModelDrafter(Drafter):
             # so that every row has a token left whose logits can be wanted
             self._read_first(min(ends) - 1)
         # the last token is read once more where a round was aborted after reading it: its logits are wanted
-        starts = [min(read, end - 1) for end, read in zip(ends, self._confirmed, strict=True)]
+        starts = [min(self._confirmed[row], end - 1) for row, end in zip(rows.active, ends, strict=True)]
         counts = [end - start for end, start in zip(ends, starts, strict=True)]
         width = max(counts)
         block = torch.zeros(len(ends), width, dtype=torch.long, device=rows.ids.device)
         for i, (row, end, count) in enumerate(zip(rows.active, ends, counts, strict=True)):
             block[i, width - count :] = rows.ids[row, end - count : end]
         logits = self._forward(block, starts, counts, right=True)
-        self._confirmed = ends
+        self._confirmed = dict(zip(rows.active, ends, strict=True))
         return logits
 
     def _read_first(self, columns: int) -> torch.Tensor:
@@ -194,10 +196,10 @@ class AssistantModelDrafter(Drafter):
             kwargs["attention_mask"], kwargs["position_ids"] = mask, (mask.cumsum(dim=1) - 1).clamp(0, last)
         runner = RowRunner(self.model, self._position_limit)
         logits = runner.prefill(self._readable(ids), GenerationConfig(), kwargs).logits[:, -1:]
-        # only now: a failed reading leaves nothing behind
-        self._runner = runner
+        # only now, and the runner last: a failed reading leaves nothing behind
         self.forwards += 1
-        self._confirmed = [columns] * len(rows.active)
+        self._confirmed = dict.fromkeys(rows.active, columns)
+        self._runner = runner
         return logits
 
     def _forward(
@@ -217,15 +219,15 @@ class AssistantModelDrafter(Drafter):
         """See [`Drafter.observe`]. Accepted drafts the assistant has read need no second reading."""
         if self._runner is None or not any(commit.drafted):
             return
-        self._confirmed = [
-            read + min(accepted, fed, len(tokens))
-            for read, accepted, fed, tokens in zip(
-                self._confirmed, commit.accepted, self._fed, commit.tokens, strict=True
-            )
-        ]
+        outcomes = zip(commit.rows, commit.accepted, self._fed, commit.tokens, strict=True)
+        read = {row: self._confirmed[row] + min(accepted, fed, len(tokens)) for row, accepted, fed, tokens in outcomes}
+        self._confirmed = read
 
-    def keep_rows(self, indices: Sequence[int]) -> None:
-        """See [`Drafter.keep_rows`]."""
-        if self._runner is not None:
-            self._runner.keep_rows(indices)
-        self._confirmed = [self._confirmed[i] for i in indices]
+    def _let_go(self) -> None:
+        """Takes rows that have ended out of the assistant's cache."""
+        active = self.context.rows.active
+        if self._held != active:
+            if self._runner is not None:
+                self._runner.cache.lengths = [self._confirmed[row] for row in self._held]
+                self._runner.keep_rows([self._held.index(row) for row in active])
+            self._held = active

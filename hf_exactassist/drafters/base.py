@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.generation import CandidateGenerator
 
 from ..randomness import Noise, SharedNoise, draw_seed
@@ -48,6 +49,8 @@ class Drafter(CandidateGenerator):
     """
 
     forwards: int = 0
+    # what it computes with; a call refuses to go on when one of them changes
+    models: tuple[PreTrainedModel, ...] = ()
     # whether how much work a drawn draft takes depends on what is drawn
     stops_early: bool = False
 
@@ -71,12 +74,9 @@ class Drafter(CandidateGenerator):
         """
 
     def observe(self, commit: Commit) -> None:
-        """Learns how the last draft ended. Called once, before [`keep_rows`]; never after an aborted round."""
+        """Learns how the last draft ended; never told of an aborted round, nor twice of one.
 
-    def keep_rows(self, indices: Sequence[int]) -> None:
-        """Forgets all rows but the given ones, which are indices into the rows active until now.
-
-        Called again with the same indices if it raised.
+        Which rows are left is written in `context.rows.active`.
         """
 
     # --- inside Transformers' own loop, one row at a time ---

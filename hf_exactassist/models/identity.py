@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import PreTrainedModel
 
+from ..state.manifest import digest
 from ..version import __version__
 from . import compat
 
 
 _SAMPLED_VALUES = 8
-# a description holds as long as the model's watch says so
-_DESCRIBED: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Any, dict[str, Any]]] = weakref.WeakKeyDictionary()
+# a description holds while the model looks as it did and no tensor was freed since: addresses are used again
+_Description = tuple[Any, list[StorageWeakRef], dict[str, Any]]
+_DESCRIBED: weakref.WeakKeyDictionary[PreTrainedModel, _Description] = weakref.WeakKeyDictionary()
 
 
 def libraries() -> dict[str, str]:
@@ -28,7 +32,7 @@ def libraries() -> dict[str, str]:
         "hf_exactassist": __version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "transformers": transformers.__version__,
     }
 
@@ -40,31 +44,36 @@ def describe(model: PreTrainedModel) -> dict[str, Any]:
         model (`PreTrainedModel`): target or assistant.
 
     Returns:
-        `dict[str, Any]`: class, name, Hub revision, SHA-256 of the configuration, a digest of the weights (every
-        name, shape and dtype, and a few values of each tensor: a sketch, so that large models cost milliseconds),
-        adapters, dtype, attention path, mode and the settings under which it computes now.
+        `dict[str, Any]`: class, name, Hub revision, dtypes, attention path, adapters, mode, device, SHA-256 of the
+        configuration, a digest of the weights (every name, shape and dtype, and a few values of each tensor: a sketch,
+        so that large models cost milliseconds), and the settings under which it computes now.
     """
     now = watch(model)()
     known = _DESCRIBED.get(model)
-    if known is None or known[0] != now:
-        config = model.config
-        known = (
-            now,
-            {
-                "class": f"{type(model).__module__}.{type(model).__qualname__}",
-                "name": str(getattr(config, "_name_or_path", "") or ""),
-                "revision": getattr(config, "_commit_hash", None),
-                "config": hashlib.sha256(config.to_json_string(use_diff=False).encode()).hexdigest(),
-                "weights": _weights(model),
-                "adapters": [_adapter(part) for part in _adapted(model)],
-                "dtype": str(model.dtype),
-                "attention": getattr(compat.text_config(model), "_attn_implementation", None) or "eager",
-                "training": model.training,
-                "device": compat.model_device(model, torch.device("meta")).type,
-            },
-        )
+    if known is None or known[0] != now or any(storage.expired() for storage in known[1]):
+        tensors = [tensor for _, tensor in _named_tensors(model)]
+        known = (now, _storages(tensors), _described(model, tensors))
         _DESCRIBED[model] = known
-    return {**known[1], **_arithmetic(known[1]["device"])}
+    return {**known[2], **_arithmetic(known[2]["device"])}
+
+
+def _described(model: PreTrainedModel, tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """What holds until the model changes. What a change is best called by comes first: a dtype changes weights too."""
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    # both stand beside it
+    config = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
+    return {
+        "class": f"{type(model).__module__}.{type(model).__qualname__}",
+        "name": str(getattr(model.config, "_name_or_path", "") or ""),
+        "revision": getattr(model.config, "_commit_hash", None),
+        "dtype": ", ".join(sorted({str(tensor.dtype) for tensor in tensors})),
+        "attention": getattr(compat.text_config(model), "_attn_implementation", None) or "eager",
+        "adapters": [_adapter(part) for part in _adapted(model.modules())],
+        "training": any(part.training for part in model.modules()),
+        "device": _device(model),
+        "config": digest(config),
+        "weights": _weights(model),
+    }
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
@@ -81,18 +90,29 @@ def watch(model: PreTrainedModel) -> Callable[[], tuple[Any, ...]]:
         model (`PreTrainedModel`): the model.
 
     Returns:
-        `Callable[[], tuple]`: its answer stays equal as long as no weight, dtype, adapter, attention path or mode
-        changes. It means nothing outside this process.
+        `Callable[[], tuple]`: its answer stays equal as long as nothing changes: weights, dtypes, adapters, plain
+        settings of the configuration, mode, settings of torch's arithmetic. Values written through a tensor's `.data`
+        leave no trace and are not seen. It means nothing outside this process.
     """
-    parameters, adapted = list(model.parameters()), _adapted(model)
+    # held, so that nothing new gets the identity of a module that was taken out
+    modules = list(model.modules())
+    parameters, buffers = [part._parameters for part in modules], [part for part in modules if part._buffers]
+    children, adapted = [part._modules for part in modules], _adapted(modules)
+    storages = _storages(tensor for _, tensor in _named_tensors(model))
 
     def look() -> tuple[Any, ...]:
-        versions = sum(0 if p.is_inference() else p._version for p in parameters)
-        places = sum(p.data_ptr() for p in parameters if p.device.type != "meta")
-        dtype = parameters[0].dtype if parameters else None
-        attention = getattr(compat.text_config(model), "_attn_implementation", None)
-        adapters = tuple(str(_adapter(part)) for part in adapted)
-        return versions, places, dtype, attention, model.training, adapters, len(parameters)
+        kept = [tensor for part in buffers for _, tensor in _own_buffers(part)]
+        return (
+            [_trace(tensor) for table in parameters for tensor in table.values() if tensor is not None],
+            [_trace(tensor) for tensor in kept],
+            [id(child) for table in children for child in table.values()],
+            [part.training for part in modules],
+            any(storage.expired() for storage in storages),
+            _plain_attributes(model.config),
+            _plain_attributes(compat.text_config(model)),
+            [_adapter(part) for part in adapted],
+            _arithmetic(_device(model)),
+        )
 
     return look
 
@@ -105,22 +125,74 @@ def _arithmetic(device: str) -> dict[str, Any]:
 
 
 def _weights(model: PreTrainedModel) -> str:
-    digest = hashlib.sha256()
+    sketch = hashlib.sha256()
     samples: dict[torch.device, list[torch.Tensor]] = {}
-    for name, tensor in model.named_parameters():
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+    for name, tensor in _named_tensors(model):
+        sketch.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
         if tensor.numel() and tensor.device.type != "meta":
-            flat = tensor.detach().reshape(-1)
-            chosen = flat[:: max(len(flat) // _SAMPLED_VALUES, 1)][:_SAMPLED_VALUES]
-            samples.setdefault(tensor.device, []).append(chosen.double())
+            try:
+                flat = tensor.detach().reshape(-1)
+                chosen = flat[:: max(len(flat) // _SAMPLED_VALUES, 1)][:_SAMPLED_VALUES].double()
+            except (NotImplementedError, TypeError, RuntimeError):
+                # a tensor class of a quantization library that gives no values away
+                continue
+            samples.setdefault(tensor.device, []).append(chosen)
     for parts in samples.values():
-        digest.update(torch.cat(parts).cpu().numpy().tobytes())
-    return digest.hexdigest()
+        sketch.update(torch.cat(parts).cpu().numpy().tobytes())
+    return sketch.hexdigest()
 
 
-def _adapted(model: PreTrainedModel) -> list[torch.nn.Module]:
+def _plain_attributes(config: Any) -> dict[str, Any]:
+    """Among them name, revision and attention path."""
+    plain = (bool, int, float, str, type(None))
+    return {name: value for name, value in vars(config).items() if isinstance(value, plain)}
+
+
+def _own_tensors(part: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """A module's own parameters and the buffers that belong to its checkpoint, where quantized weights are kept."""
+    for name, tensor in part._parameters.items():
+        if tensor is not None:
+            yield name, tensor
+    yield from _own_buffers(part)
+
+
+def _own_buffers(part: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in part._buffers.items():
+        if tensor is not None and name not in part._non_persistent_buffers_set:
+            yield name, tensor
+
+
+def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for path, part in model.named_modules():
+        for name, tensor in _own_tensors(part):
+            yield f"{path}.{name}", tensor
+
+
+def _device(model: torch.nn.Module) -> str:
+    return next((tensor.device.type for _, tensor in _named_tensors(model)), "cpu")
+
+
+def _trace(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What changes when a tensor is written to, replaced or converted."""
+    if tensor.is_meta:
+        # an offloaded weight is another object after every forward
+        return (tensor.dtype,)
+    version = 0 if tensor.is_inference() else tensor._version
+    try:
+        return version, tensor.data_ptr(), tensor.dtype
+    except RuntimeError:
+        # a tensor class without memory of its own
+        return version, id(tensor), tensor.dtype
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> list[StorageWeakRef]:
+    """Says of each tensor's memory whether it has been freed since."""
+    return [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors if tensor.device.type != "meta"]
+
+
+def _adapted(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
     """Layers that PEFT put adapters into."""
-    return [part for part in model.modules() if isinstance(getattr(type(part), "active_adapters", None), property)]
+    return [part for part in modules if isinstance(getattr(type(part), "active_adapters", None), property)]
 
 
 def _adapter(part: Any) -> dict[str, Any]:

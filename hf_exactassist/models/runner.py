@@ -170,7 +170,7 @@ class RowRunner:
         return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
 
     def keep_rows(self, indices: Sequence[int]) -> None:
-        """Drops all rows but the given ones. If it was interrupted, the same call again finishes it."""
+        """Drops all rows but the given ones. Interrupted, it can be called again in the same way."""
         before = len(self.cache.lengths)
         tables = (self._position_shift, self._valid, self._token_types)
         self._position_shift, self._valid, self._token_types = (

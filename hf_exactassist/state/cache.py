@@ -172,7 +172,7 @@ class RowCache(Cache):
         return tensor
 
     def keep_rows(self, indices: Sequence[int]) -> None:
-        """Drops all rows but the given ones. If it was interrupted, the same call again finishes it."""
+        """Drops all rows but the given ones. Interrupted, it can be called again in the same way."""
         before = len(self.lengths)
         for layer in self.layers:
             if layer.is_initialized:

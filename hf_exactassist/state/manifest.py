@@ -46,14 +46,23 @@ _ERRORS: dict[str, type[errors.StaleRound]] = {
     "training": errors.ModelChanged,
     "device": errors.ModelChanged,
 }
-_FALLBACKS: dict[str, type[errors.StaleRound]] = {"rows": errors.RowsChanged, "drafter": errors.DrafterChanged}
+_FALLBACKS: dict[str, type[errors.StaleRound]] = {
+    "rows": errors.RowsChanged,
+    "drafter": errors.DrafterChanged,
+    "target": errors.ModelChanged,
+}
+# of a drafter, all else is called as its maker likes, perhaps like a field above
+_OF_A_DRAFTER = ("model", "token_map", "processors")
+# public attributes that count and set nothing
+_COUNTERS = ("forwards",)
 
 
 def settings_of(thing: Any) -> dict[str, Any]:
-    """Class and public plain attributes of an object, as a manifest holds them."""
+    """Class and public plain attributes of an object, as a manifest holds them; counters of work are left out."""
     plain = (bool, int, float, str, type(None))
     public = {k: v for k, v in vars(thing).items() if not k.startswith("_") and isinstance(v, plain)}
-    return {"kind": f"{type(thing).__module__}.{type(thing).__qualname__}", **public}
+    settings = {k: v for k, v in public.items() if k not in _COUNTERS}
+    return {"kind": f"{type(thing).__module__}.{type(thing).__qualname__}", **settings}
 
 
 def canonical(value: Any) -> str:
@@ -73,7 +82,8 @@ def canonical(value: Any) -> str:
 
 def digest(value: Any) -> str:
     """SHA-256 of [`canonical`], in hexadecimal."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()
+    # names of files need not be Unicode, and Python holds what is not as lone surrogates
+    return hashlib.sha256(canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def identify(manifest: Mapping[str, Any]) -> CallIdentity:
@@ -133,6 +143,8 @@ def require_current(bound: Coordinate, current: Coordinate, what: str) -> None:
 
 def error_for(path: tuple[str, ...]) -> type[errors.StaleRound]:
     """The error that names a field of the manifest."""
+    if path[:2] == ("call", "drafter") and not set(path[2:3]) & set(_OF_A_DRAFTER):
+        return errors.DrafterChanged
     found = [table[part] for table in (_ERRORS, _FALLBACKS) for part in path if part in table]
     return found[0] if found else errors.StaleRound
 
@@ -155,10 +167,15 @@ def _plain(value: Any) -> Any:
         return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    if value is None or isinstance(value, (str, bool, int, float)):
+    if value is None or isinstance(value, bool):
         return value
+    # of a subclass (torch's version, NumPy's numbers, enumerations) the plain value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else repr(float(value))
     raise TypeError(f"A manifest holds plain values, got {type(value).__name__}.")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..records import Commit, Spent
+from ..telemetry import AssistStats
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class State:
         spent (`tuple[Spent, ...]`): random numbers each row has used up.
         frontiers (`tuple[int, ...]`): last published token of each row, -1 where there is none.
         hashes (`tuple`): SHA-256 objects over each row's tokens, padding left out; copied before they are fed.
+        stats (`AssistStats`): counters.
         last (`Commit`, *optional*): the round published last.
     """
 
@@ -35,6 +37,7 @@ class State:
     spent: tuple[Spent, ...]
     frontiers: tuple[int, ...]
     hashes: tuple[Any, ...]
+    stats: AssistStats
     last: Commit | None = None
 
 
@@ -84,6 +87,7 @@ class Rows:
             spent=(Spent(),) * batch,
             frontiers=tuple(row[-1] if row else -1 for row in prompts),
             hashes=tuple(_fed(hashlib.sha256(), row) for row in prompts),
+            stats=AssistStats(),
         )
 
     def _reserve(self, columns: int) -> None:
@@ -179,6 +183,7 @@ class Rows:
             spent=tuple(counts),
             frontiers=tuple(frontiers),
             hashes=tuple(hashes),
+            stats=old.stats.after(commit, is_round=old.generation > 0),
             last=commit,
         )
         going = tuple(row for row in old.active if not self._finished(successor, row))

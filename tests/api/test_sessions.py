@@ -1,12 +1,22 @@
 """A call stepped from outside: a round that fails changes nothing and is made again (contract 0x06A, 0x06E)."""
 
+import copy
+import os
+import random
+import signal
+
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
 
 import hf_exactassist
-from hf_exactassist import session as session_module
+from hf_exactassist.errors import GenerationChanged
 from hf_exactassist.models.admission import admit
+from hf_exactassist.session import Session
+from hf_exactassist.state import cache as cache_module
+from hf_exactassist.state import transaction
+from hf_exactassist.state.rows import Rows
+from hf_exactassist.state.stopping import StoppingRules
 from tests.api.helpers import CACHE, RecordingStreamer
 from tests.tiny import EVEN_NOISE, noisy, prompts, tiny
 
@@ -14,6 +24,7 @@ from tests.tiny import EVEN_NOISE, noisy, prompts, tiny
 SETTINGS = {"eos_token_id": [7, 23], "pad_token_id": 0, "max_new_tokens": 24, "num_assistant_tokens": 3}
 MODES = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "seed": 28}}
 LENGTHS = [[6], [9, 4, 6]]
+LAYOUTS = ["replay", "retained"]
 
 
 @pytest.fixture
@@ -63,105 +74,359 @@ class Broken(Exception):
     pass
 
 
-def break_once(monkeypatch, where, models, error, number):
-    """Makes the `number`-th event of a kind fail once; returns settings."""
-    count, armed = [0], []
+def authoritative(session):
+    """What a call has published, and the keys and values behind it, by value."""
+    state, scorer = session.rows.state, session.scorer
+    texts = [session.rows.ids[row, :length].tolist() for row, length in enumerate(state.lengths)]
+    kept = {}
+    for row in range(len(texts)) if state.generation else ():
+        if row in scorer.held:
+            cache, i, slots = (
+                scorer.target.cache,
+                scorer.held.index(row),
+                slice(0, state.lengths[row] - 1 + scorer.shift),
+            )
+            states = [(layer.keys[i, :, slots], layer.values[i, :, slots]) for layer in cache.layers]
+            kept[row] = (cache.tokens[i, slots].tolist(), values(states))
+        elif scorer.keeps_ended:
+            ended = scorer._ended[row]
+            kept[row] = (ended.tokens.tolist(), values(ended.layers))
+    return {
+        "state": (state.generation, state.lengths, state.stops, state.active, state.spent, state.last),
+        "prefixes": [digest.hexdigest() for digest in state.hashes],
+        "stats": vars(state.stats),
+        "texts": texts,
+        "cache": kept,
+        "processors": session.processors.state_hash,
+        "streamed": [] if session.streamer is None else [list(map(str, session.streamer.puts))],
+    }
 
-    def event(*args, **kwargs):
-        if armed:
-            count[0] += 1
-            if count[0] == number:
-                raise error
 
-    if where in ("target forward", "draft forward"):
-        model = models[where == "draft forward"]
-        model.model.layers[1].register_forward_pre_hook(event)
-        admit(model)
-        armed.append(True)
-        return {}
-    armed.append(True)
-    if where == "criterion":
-        return {"stopping_criteria": [lambda ids, scores: event() or torch.zeros(len(ids), dtype=torch.bool)]}
-    if where == "streamer":
+def values(states):
+    return [part.contiguous().numpy().tobytes() for pair in states for part in pair]
 
-        class Failing(RecordingStreamer):
-            def put(self, value):
-                event()
-                super().put(value)
 
-        return {"streamer": Failing()}
-    method = {
-        "after drafting": "score",
-        "after the target's forward": "process",
-        "after processing": "judge",
-        "after the verdict": "stage",
-        "before publication": "publish",
-    }[where]
-    original = getattr(session_module.Session, method)
+class Armed:
+    """Raises at its `number`-th event."""
 
-    def failing(self, *args, **kwargs):
+    def __init__(self, error, number):
+        self.error, self.number, self.count, self.on = error, number, 0, True
+
+    def __call__(self, *args, **kwargs):
+        if self.on:
+            self.count += 1
+            if self.count == self.number:
+                raise self.error
+
+
+def before(monkeypatch, owner, name, event):
+    original = getattr(owner, name)
+
+    def failing(*args, **kwargs):
         event()
-        return original(self, *args, **kwargs)
+        return original(*args, **kwargs)
 
-    monkeypatch.setattr(session_module.Session, method, failing)
-    return {}
-
-
-FORWARDS = ("target forward", "draft forward")
-STAGES = (
-    "after drafting",
-    "after the target's forward",
-    "after processing",
-    "after the verdict",
-    "before publication",
-)
+    monkeypatch.setattr(owner, name, failing)
 
 
-@pytest.mark.parametrize("error", [Broken, KeyboardInterrupt, MemoryError])
-@pytest.mark.parametrize("number", [1, 2, 5])
-@pytest.mark.parametrize("where", [*FORWARDS, *STAGES])
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_a_round_that_failed_is_made_again(monkeypatch, models, lengths, where, number, error):
-    """Same tokens, same counters, same random numbers as without the failure."""
-    mode = {**MODES["sampled"], "return_dict_in_generate": True, "output_scores": True, "output_hidden_states": True}
-    expected = uninterrupted(models, lengths, **mode)
-    session = opened(models, lengths, **mode, **break_once(monkeypatch, where, models, error, number))
+def after(monkeypatch, owner, name, event):
+    original = getattr(owner, name)
+
+    def failing(*args, **kwargs):
+        result = original(*args, **kwargs)
+        event()
+        return result
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+# the five points of contract 0x06E, and the others of a round
+STAGES = {
+    "after drafting": (before, Session, "score"),
+    "after target verification": (before, Session, "process"),
+    "after processing": (before, Session, "judge"),
+    "after the acceptance decision": (before, Session, "stage"),
+    "after stopping": (after, StoppingRules, "cut"),
+    "after staging K/V rows": (after, transaction, "check_block"),
+    "after staging output and processor state": (after, Session, "stage"),
+    "after validation": (after, transaction, "validate"),
+    "immediately before publication": (before, Rows, "_clear"),
+}
+MODELS = ("target forward", "draft forward")
+
+
+def armed(monkeypatch, where, models, error, number):
+    event = Armed(error, number)
+    if where in MODELS:
+        event.on = False
+        models[where == "draft forward"].model.layers[1].register_forward_pre_hook(event)
+        # the probe's forwards are not counted
+        admit(models[where == "draft forward"])
+        event.on = True
+    else:
+        how, owner, name = STAGES[where]
+        how(monkeypatch, owner, name, event)
+
+
+def finish(session, error):
+    """Steps to the end; every failure must leave everything as it was."""
     failures = 0
     while not session.finished:
-        before = [list(session.rows.lengths), session.sequences_so_far(), vars(session.stats).copy()]
+        start = authoritative(session)
         try:
             session.step()
         except error:
             failures += 1
-            after = [list(session.rows.lengths), session.sequences_so_far(), vars(session.stats).copy()]
-            assert after == before
+            assert authoritative(session) == start
+        else:
+            assert session.rows.state.generation == start["state"][0] + 1
+    return failures
+
+
+EVERYTHING = {
+    "return_dict_in_generate": True,
+    "output_scores": True,
+    "output_logits": True,
+    "output_hidden_states": True,
+    "output_attentions": True,
+}
+
+
+def assert_equal_outputs(ours, theirs):
+    assert torch.equal(ours.sequences, theirs.sequences)
+    ignored = ("target_forwards", "draft_forwards")
+    counts = [{k: v for k, v in vars(o.assist_stats).items() if k not in ignored} for o in (ours, theirs)]
+    assert counts[0] == counts[1]
+    for name in ("scores", "logits"):
+        assert len(ours[name]) == len(theirs[name])
+        assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(ours[name], theirs[name], strict=True))
+    for name in ("hidden_states", "attentions"):
+        for a, b in zip(ours[name], theirs[name], strict=True):
+            assert [part.shape for part in a] == [part.shape for part in b]
+            assert all(torch.allclose(x, y, atol=1e-4) for x, y in zip(a, b, strict=True))
+    for a, b in zip(ours[CACHE].layers, theirs[CACHE].layers, strict=True):
+        assert torch.allclose(a.keys, b.keys, atol=1e-4) and torch.allclose(a.values, b.values, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("error", "number"), [(Broken, 1), (Broken, 2), (Broken, 6), (KeyboardInterrupt, 2), (MemoryError, 6)]
+)
+@pytest.mark.parametrize("where", [*MODELS, *STAGES])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_round_that_failed_is_made_again(monkeypatch, models, layout, lengths, where, number, error):
+    """0x06A, 0x06E: nothing has changed after a failure, and nothing differs in the end."""
+    for model in models:
+        model.set_attn_implementation("eager")
+    mode = {**MODES["sampled"], **EVERYTHING}
+    expected = uninterrupted(models, lengths, **mode)
+    streamer = RecordingStreamer()
+    session = opened(models, lengths, **mode, layout=layout, streamer=streamer if len(lengths) == 1 else None)
+    armed(monkeypatch, where, models, error, number)
+    assert finish(session, error) == 1
+    assert_equal_outputs(session.result(), expected)
+
+
+class RaisesOnce:
+    """A processor or criterion whose answer depends on the prefix alone, but which fails where it is told to."""
+
+    def __call__(self, input_ids, scores):
+        if os.environ.get("RAISE_AT") == str(input_ids.shape[1]):
+            raise Broken
+        return self.answer(input_ids, scores)
+
+
+class RaisingProcessor(RaisesOnce, LogitsProcessor):
+    def answer(self, input_ids, scores):
+        return scores.roll(1, dims=-1)
+
+
+class RaisingCriterion(RaisesOnce, StoppingCriteria):
+    def answer(self, input_ids, scores):
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+@pytest.mark.parametrize("kind", [RaisingProcessor, RaisingCriterion])
+@pytest.mark.parametrize("place", [0, 1, 4, 9])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_code_of_the_callers_that_fails_loses_nothing(monkeypatch, models, layout, lengths, place, kind):
+    """0x06E: it fails in the middle of a round, at some prefix, as often as it is asked there."""
+    name = "logits_processor" if kind is RaisingProcessor else "stopping_criteria"
+    mode = {**MODES["sampled"], **EVERYTHING, name: [kind()], "output_attentions": False}
+    expected = uninterrupted(models, lengths, **mode)
+    session = opened(models, lengths, layout=layout, **mode)
+    monkeypatch.setenv("RAISE_AT", str(max(lengths) + place + (kind is RaisingCriterion)))
+    failures = 0
+    while not session.finished and failures < 3:
+        start = authoritative(session)
+        try:
+            session.step()
+        except Broken:
+            failures += 1
+            assert authoritative(session) == start
+    assert failures == 3
+    monkeypatch.delenv("RAISE_AT")
+    output = session.result()
+    assert torch.equal(output.sequences, expected.sequences)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(output.scores, expected.scores, strict=True))
+
+
+@pytest.mark.parametrize("number", [2, 3, 6])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_streamer_that_failed_is_not_given_a_token_twice(models, layout, number):
+    """It is told after publication: the token it failed on is lost to it and to nobody else."""
+    expected, event = uninterrupted(models, [6], do_sample=False, eos_token_id=None), Armed(Broken, number)
+
+    class Failing(RecordingStreamer):
+        def put(self, value):
+            event()
+            super().put(value)
+
+    streamer = Failing()
+    session, failures = opened(models, [6], do_sample=False, eos_token_id=None, streamer=streamer, layout=layout), 0
+    while not session.finished:
+        generation = session.rows.state.generation
+        try:
+            session.step()
+        except Broken:
+            failures += 1
+        assert session.rows.state.generation == generation + 1
+    assert failures == 1 and torch.equal(session.result(), expected)
+    assert len(streamer.puts) == expected.shape[1] - 6 + 1 - 1 and streamer.ended == 1
+
+
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("name", ["drafter", "schedule"])
+def test_whoever_learns_of_a_round_may_fail_without_losing_it(models, name, number):
+    """0x06E: after publication there is no way back; the round is acknowledged, and the listener not told again."""
+    expected = uninterrupted(models, [9, 4, 6], **MODES["sampled"])
+    session, seen = opened(models, [9, 4, 6], **MODES["sampled"]), []
+    listener, event = getattr(session, name), Armed(Broken, number)
+    original = listener.observe
+
+    def observe(*told):
+        seen.append(told)
+        event()
+        return original(*told)
+
+    listener.observe = observe
+    failures = 0
+    while not session.finished:
+        generation = session.rows.state.generation
+        try:
+            session.step()
+        except Broken:
+            failures += 1
+        assert session.rows.state.generation == generation + 1
+    assert failures == 1 and torch.equal(session.result(), expected)
+    assert len({id(told[0]) if name == "drafter" else None for told in seen}) == (
+        len(seen) if name == "drafter" else 1
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("number", range(1, 10))
+def test_rows_are_taken_out_of_the_caches_even_if_that_is_interrupted(monkeypatch, models, layout, number):
+    """0x06E: a cache half of whose layers have been cut is finished by the next round."""
+    mode = {**MODES["sampled"], "return_dict_in_generate": True}
+    expected = uninterrupted(models, [9, 4, 6], **mode)
+    session, failures = opened(models, [9, 4, 6], layout=layout, **mode), 0
+    event, original = Armed(Broken, number), cache_module.only_rows
+
+    def only_rows(*args):
+        event()
+        return original(*args)
+
+    monkeypatch.setattr(cache_module, "only_rows", only_rows)
+    monkeypatch.setattr("hf_exactassist.models.runner.only_rows", only_rows)
+    while not session.finished:
+        texts = session.sequences_so_far()
+        try:
+            session.step()
+        except Broken:
+            failures += 1
+            assert session.sequences_so_far() == texts
     output = session.result()
     assert failures == 1 and torch.equal(output.sequences, expected.sequences)
     assert output.assist_stats.accepted_by_position == expected.assist_stats.accepted_by_position
-    assert output.assist_stats.rounds == expected.assist_stats.rounds
-    for ours, theirs in zip(output.scores, expected.scores, strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-4)
-    assert len(output.hidden_states) == len(expected.hidden_states)
     for ours, theirs in zip(output[CACHE].layers, expected[CACHE].layers, strict=True):
         assert torch.allclose(ours.keys, theirs.keys, atol=1e-4)
 
 
-@pytest.mark.parametrize("number", [1, 3, 6])
-def test_a_criterion_or_a_streamer_that_failed_once(monkeypatch, models, number):
-    """A streamer is not given a token twice; the one it failed on is lost to it and to nobody else."""
-    expected = uninterrupted(models, [6], do_sample=False, eos_token_id=None)
-    for where in ("criterion", "streamer"):
-        settings = break_once(monkeypatch, where, models, Broken, number + 1)
-        session, failures = opened(models, [6], do_sample=False, eos_token_id=None, **settings), 0
-        while not session.finished:
-            try:
-                session.step()
-            except Broken:
-                failures += 1
-        assert failures == 1 and torch.equal(session.result(), expected)
-        if where == "streamer":
-            streamer = settings["streamer"]
-            assert len(streamer.puts) == expected.shape[1] - 6 + 1 - 1 and streamer.ended == 1
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_publishing_twice_adds_nothing(models, lengths, layout):
+    """0x06E: the round published last is acknowledged; one published before it is refused by name."""
+    expected = uninterrupted(models, lengths, **MODES["sampled"])
+    session, commits = opened(models, lengths, layout=layout, **MODES["sampled"]), []
+    while (commit := session.step()) is not None:
+        state = authoritative(session)
+        assert session.publish(commit) is False and session.publish(copy.deepcopy(commit)) is False
+        for earlier in commits:
+            with pytest.raises(GenerationChanged, match="belongs to another state"):
+                session.publish(earlier)
+        assert authoritative(session) == state
+        commits.append(commit)
+    assert [c.expected_generation for c in commits] == list(range(len(commits)))
+    assert len({c.round_id for c in commits}) == len(commits)
+    assert torch.equal(session.result(), expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_of_two_attempts_at_a_round_one_is_published(models, layout):
+    """0x06E: a generation is taken once, whichever attempt comes first; both were made with the same numbers."""
+    session = opened(models, [9, 4, 6], layout=layout, **MODES["sampled"])
+    session.step()
+    longer, shorter = session.round([3, 3, 3]), session.round([1, 1, 1])
+    starts = zip(longer.tokens, shorter.tokens, strict=True)
+    assert all(long[: len(short)][:1] == short[:1] for long, short in starts)
+    assert session.publish(longer) is True
+    with pytest.raises(GenerationChanged):
+        session.publish(shorter)
+    texts = session.sequences_so_far()
+    assert [text[1:] for text in texts] == [list(tokens) for tokens in longer.tokens]
+    session.result()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_interrupts_at_any_moment(models, lengths, layout):
+    """Ctrl-C comes between any two instructions, inside publication too."""
+    mode = {**MODES["sampled"], **EVERYTHING, "output_attentions": False}
+    expected, random_ = uninterrupted(models, lengths, **mode), random.Random(0)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    previous, interrupts = signal.signal(signal.SIGALRM, interrupt), 0
+    try:
+        for _ in range(100):
+            session = opened(models, lengths, layout=layout, **mode)
+            while not session.finished:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, random_.uniform(1e-5, 8e-3))
+                    session.step()
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupts += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert_equal_texts(session.result(), expected)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert interrupts > 100
+
+
+def assert_equal_texts(ours, theirs):
+    assert torch.equal(ours.sequences, theirs.sequences)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(ours.scores, theirs.scores, strict=True))
+    for a, b in zip(ours.hidden_states, theirs.hidden_states, strict=True):
+        assert all(torch.allclose(x, y, atol=1e-4) for x, y in zip(a, b, strict=True))
+    for a, b in zip(ours[CACHE].layers, theirs[CACHE].layers, strict=True):
+        assert torch.allclose(a.keys, b.keys, atol=1e-4) and torch.allclose(a.values, b.values, atol=1e-4)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -169,7 +434,7 @@ def test_without_memory_drafts_get_shorter(monkeypatch, models, lengths):
     """A round of more than two columns finds no memory; the text is the same, whatever is drafted."""
     mode = {"do_sample": True, "coupling": "shared_noise", "seed": 3, "return_dict_in_generate": True}
     expected, widths = uninterrupted(models, lengths, **mode), []
-    original = session_module.Session.score
+    original = Session.score
 
     def score(self, proposal, wanted):
         widths.append(proposal.draft.width + 1)
@@ -177,7 +442,7 @@ def test_without_memory_drafts_get_shorter(monkeypatch, models, lengths):
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return original(self, proposal, wanted)
 
-    monkeypatch.setattr(session_module.Session, "score", score)
+    monkeypatch.setattr(Session, "score", score)
     output = opened(models, lengths, **mode).result()
     assert torch.equal(output.sequences, expected.sequences)
     assert 4 in widths and 2 in widths and output.assist_stats.rounds > expected.assist_stats.rounds
@@ -195,7 +460,7 @@ def test_without_memory_for_plain_decoding_the_error_carries_what_was_published(
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="allocate") as caught:
-        patch.setattr(session_module.Session, "score", score)
+        patch.setattr(Session, "score", score)
         session.step()
     assert caught.value.published == published
     assert torch.equal(session.result(), uninterrupted(models, [9, 4], do_sample=False))

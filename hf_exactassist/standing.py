@@ -1,0 +1,81 @@
+"""Where a call stands: the coordinate its rounds are bound to, and whether its models are still the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from .models import identity
+from .records import Coordinate, RowCoordinate
+from .scoring import Scorer
+from .state import manifest
+
+
+class Standing:
+    """Makes the coordinate of the present state (contract 0x01A, 0x01D).
+
+    What holds for the whole call is described once; what changes from round to round, once a state.
+
+    Args:
+        scorer (`Scorer`): knows the rows and what the target's cache holds.
+        layout (`str`): `"replay"` or `"retained"`.
+        models (`Sequence[PreTrainedModel]`): target and assistant, which must stay what they are.
+        describe (`Callable[[], dict]`): the call's manifest.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        layout: str,
+        models: Sequence[PreTrainedModel],
+        describe: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.scorer, self.layout, self.describe = scorer, layout, describe
+        self._looks = [identity.watch(model) for model in models]
+        self._seen = [look() for look in self._looks]
+        self.call = manifest.identify(describe())
+        self._known: Coordinate | None = None
+
+    def coordinate(self) -> Coordinate:
+        """The present state's coordinate."""
+        rows, cached, known = self.scorer.rows, self.scorer.cached, self._known
+        state = rows.state
+        if known is None or known.generation != state.generation or [row.cached for row in known.rows] != cached:
+            places = zip(state.active, rows.active_lengths(), cached, rows.positions(), strict=True)
+            known = self._known = Coordinate(
+                self.call,
+                state.generation,
+                self.layout,
+                tuple(
+                    RowCoordinate(row, state.hashes[row].hexdigest(), length, kept, position, state.spent[row])
+                    for row, length, kept, position in places
+                ),
+            )
+        return known
+
+    def require(self, bound: Coordinate, what: str) -> None:
+        """Refuses what was made in another state.
+
+        Args:
+            bound (`Coordinate`): the state it was made in.
+            what (`str`): begins the message.
+
+        Raises:
+            StaleRound: the subclass that names what differs.
+        """
+        current = self.coordinate()
+        if bound is not current:
+            manifest.require_current(bound, current, what)
+
+    def require_unchanged(self) -> None:
+        """Refuses to go on with a model that is not the one the call began with.
+
+        Raises:
+            StaleRound: the subclass that names what changed.
+        """
+        now = [look() for look in self._looks]
+        if now != self._seen:
+            manifest.require_same({"call": self.call.manifest}, {"call": self.describe()}, "This call")
+            self._seen = now
