@@ -183,7 +183,9 @@ class Verification:
         outputs (`ModelOutput`): the target's outputs; row `j` of each belongs to the `j`-th token after the last
             published one.
         starts (`tuple[int, ...]`): slot of the first token each row read.
-        read (`torch.LongTensor` of shape `(A, W)`): the tokens whose keys and values lie in the slots from there.
+        read (`torch.LongTensor` of shape `(A, W)`): the tokens whose keys and values the call wrote from there on.
+        frontier (`torch.LongTensor` of shape `(A,)`): the tokens whose keys and values stand at the place of the last
+            published one.
     """
 
     coordinate: Coordinate
@@ -191,6 +193,7 @@ class Verification:
     outputs: Any
     starts: tuple[int, ...]
     read: torch.Tensor
+    frontier: torch.Tensor
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,10 @@ class Scorer:
             outputs = self.target.forward(self._frontier()[:, None], [column + self.shift for column in self.cached])
             self._retained = (self.rows.state.generation, outputs)
 
+    def forget_frontier(self) -> None:
+        """Has the frontier read again."""
+        self._retained = None
+
     def _let_go(self) -> None:
         active = self.rows.active
         if self.held == active:
@@ -116,7 +120,7 @@ class Scorer:
 
         Returns:
             outputs whose row `j` belongs to the `j`-th token after the frontier; the first column that each row read;
-            and the tokens `(A, W)` whose keys and values lie in the columns from there.
+            and the tokens `(A, W)` whose keys and values it wrote from there on, as the cache knows them.
         """
         cached = self.cached
         filler = draft.tokens.new_zeros(len(cached), 0 if draft.probs is None else wanted - draft.width)
@@ -131,6 +135,10 @@ class Scorer:
         whole = _joined(first, outputs)
         whole.logits = scored_rows(self.layout, None if first is None else first.logits, logits, draft.width)
         return whole, tuple(cached), self._read(cached, width)
+
+    def frontier_read(self) -> torch.Tensor:
+        """The tokens `(A,)` whose keys and values stand at the last published place of each active row."""
+        return self._read([length - 1 for length in self.rows.active_lengths()], 1)[:, 0]
 
     def _read(self, cached: Sequence[int], width: int) -> torch.Tensor:
         tokens = self.target.cache.tokens
@@ -167,8 +175,11 @@ class Scorer:
 
 def _joined(first: Any, rest: Any) -> Any:
     """Outputs of the frontier's forward and of the drafts' as if they had been one."""
-    whole = copy.copy(rest if first is None else first)
-    if first is not None and rest is not None:
+    if first is None:
+        return rest
+    # the frontier's outputs serve again if the round fails
+    whole = copy.copy(first)
+    if rest is not None:
         for name in ("hidden_states", "attentions"):
             ours, theirs = getattr(first, name, None), getattr(rest, name, None)
             # `sdpa` returns no attention at all

@@ -14,7 +14,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from .acceptance_log import AcceptanceLog
 from .drafters.base import Drafter, DraftingContext
-from .errors import InvalidArgument
+from .errors import BrokenRound, InvalidArgument
 from .judging import Judge
 from .models import admission, compat, identity
 from .options import Options
@@ -96,6 +96,8 @@ class Session:
         example = None if self.recorder.scores is None else (torch.zeros(self.rows.batch, vocabulary),)
         self.rules.check_batch(input_ids, example)
         self.processors = ProcessorPipeline(logits_processor, input_ids, vocabulary)
+        self.log = None if options.telemetry is None else AcceptanceLog(options.telemetry)
+        # last of all that may refuse, as it may draw a seed
         self.judging = Judge(bool(generation_config.do_sample), options, self.rows, vocabulary)
         self.schedule.start()
         self.drafter.start(
@@ -108,7 +110,6 @@ class Session:
                 self.judging.shared_noise,
             )
         )
-        self.log = None if options.telemetry is None else AcceptanceLog(options.telemetry)
         self.request_id = uuid.uuid4().hex
         self.streamed = self.rows.prompt_length
         embeds = model_kwargs.get("inputs_embeds")
@@ -165,10 +166,13 @@ class Session:
                 called after publication: what they raise comes with the tokens already published, and they are not
                 told again. Where there is no memory in the end, the error carries the published tokens as `published`.
         """
+        self.standing.require_unchanged()
+        return self._step()
+
+    def _step(self) -> RoundCommit | None:
         self.settle()
         if self.finished:
             return None
-        self.standing.require_unchanged()
         share = 1.0
         while True:
             wanted = self.wanted(share)
@@ -203,7 +207,12 @@ class Session:
         lap("process")
         verdict = self.judge(scores, verification.draft)
         lap("judge")
-        return self.stage(verification, verdict, logits, scores)
+        try:
+            return self.stage(verification, verdict, logits, scores)
+        except BrokenRound:
+            # perhaps the frontier itself was read wrongly
+            self.scorer.forget_frontier()
+            raise
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Published tokens as `(row, token)`, stepping as needed; each is handed out once, by whichever iteration."""
@@ -241,7 +250,9 @@ class Session:
     @torch.no_grad()
     def result(self) -> AssistedDecoderOnlyOutput | torch.Tensor:
         """What `generate` returns; runs to the end first."""
-        while self.step() is not None:
+        # between these rounds no code of the caller's runs but what it asked to be called back
+        self.standing.require_unchanged()
+        while self._step() is not None:
             pass
         if self._result is None:
             self._result = self.finish()
@@ -278,9 +289,8 @@ class Session:
         slots = self.rows.prompt_length + self.scorer.shift
         self.recorder.start(slots, [layer.sliding_window if layer.is_sliding else None for layer in layers])
         draft = Draft.empty(self.rows.batch, self.rows.ids.device)
-        return Verification(
-            self.coordinate(), draft, self.scorer.first, tuple(self.scorer.cached), draft.tokens[:, :0]
-        )
+        starts, frontier = tuple(self.scorer.cached), self.scorer.frontier_read()
+        return Verification(self.coordinate(), draft, self.scorer.first, starts, draft.tokens[:, :0], frontier)
 
     def wanted(self, share: float) -> list[int]:
         """Draft length of each row: a share of what the schedule wants, with room left for the terminal token."""
@@ -312,7 +322,8 @@ class Session:
         """
         self.standing.require(proposal.coordinate, "This proposal")
         outputs, starts, read = self.scorer.score(proposal.draft, max(wanted))
-        return Verification(proposal.coordinate, proposal.draft, outputs, starts, read)
+        frontier = self.scorer.frontier_read()
+        return Verification(proposal.coordinate, proposal.draft, outputs, starts, read, frontier)
 
     def process(self, verification: Verification) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and processed scores, `(A, K + 1, V)`, of every position that has a prefix.
@@ -354,8 +365,9 @@ class Session:
             RuntimeError: the scores leave no token to choose.
         """
         self.standing.require(verification.coordinate, "This verification")
-        draft, read = verification.draft, verification.read.to(self.rows.ids.device)
-        table = torch.cat([draft.tokens, verdict.terminal[:, None], verdict.accepted[:, None], read], dim=1).tolist()
+        draft = verification.draft
+        known = torch.cat([verification.frontier[:, None], verification.read], dim=1).to(self.rows.ids.device)
+        table = torch.cat([draft.tokens, verdict.terminal[:, None], verdict.accepted[:, None], known], dim=1).tolist()
         width = draft.tokens.shape[1]
         accepted = tuple(row[width + 1] for row in table)
         tokens = [[*row[:count], row[width]] for row, count in zip(table, accepted, strict=True)]
@@ -374,7 +386,8 @@ class Session:
             draft,
             [row[:length] for row, length in zip(table, draft.lengths, strict=True)],
             verification.starts,
-            [row[width + 2 :] for row in table],
+            [row[width + 2] for row in table],
+            [row[width + 3 :] for row in table],
             accepted,
             kept,
             stops,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .records import Commit
 
@@ -39,7 +38,8 @@ class AssistStats:
 
     def after(self, commit: Commit, is_round: bool = True) -> AssistStats:
         """The counters with what one round, or the prefill, published added; these here stay as they are."""
-        more = copy.deepcopy(self)
+        more = replace(self, drafted_by_position=[*self.drafted_by_position])
+        more.accepted_by_position = [*self.accepted_by_position]
         more.rounds += is_round
         for drafted, accepted, tokens in zip(commit.drafted, commit.accepted, commit.tokens, strict=True):
             kept = min(accepted, len(tokens))

@@ -22,6 +22,7 @@ def stage(
     draft: Draft,
     drafted: Sequence[Sequence[int]],
     starts: Sequence[int],
+    frontiers_read: Sequence[int],
     read: Sequence[Sequence[int]],
     accepted: Sequence[int],
     kept: tuple[tuple[int, ...], ...],
@@ -38,7 +39,9 @@ def stage(
         draft (`Draft`): the judged draft.
         drafted (`Sequence[Sequence[int]]`): its tokens per row.
         starts (`Sequence[int]`): first column each row of the target call read.
-        read (`Sequence[Sequence[int]]`): tokens of the columns from there, as the cache knows them.
+        frontiers_read (`Sequence[int]`): token at the last published place of each row, as the cache knows it.
+        read (`Sequence[Sequence[int]]`): tokens it wrote from there on, as the cache knows them; filler at the end of
+            rows with shorter drafts.
         accepted (`Sequence[int]`): accepted draft tokens of each row, before stopping.
         kept (`tuple`): the tokens each row publishes.
         stops (`tuple`): see [`~hf_exactassist.records.Commit`].
@@ -56,9 +59,12 @@ def stage(
     committed, discarded, ends = [], [], []
     for i, row in enumerate(coordinate.rows):
         tokens = tuple(drafted[i])
-        rows_read = tuple(read[i][: len(tokens) + offset])
+        # what the call read besides drafts is not cut off: it may be one too many
+        rows_read = tuple(read[i][: len(tokens) + len(read[i]) - draft.width])
         places = range(starts[i], starts[i] + len(rows_read))
         check_block(layout, frontiers[i], row.length, row.cached, tokens, places, rows_read)
+        if frontiers_read[i] != frontiers[i]:
+            raise ForeignRows(f"Keys and values of token {frontiers[i]} were made from token {frontiers_read[i]}.")
         own = draft_rows(rows_read, offset, tokens, frontiers[i])
         stay = len(kept[i]) - 1
         committed.append((*rows_read[:offset], *own[:stay]))
@@ -85,6 +91,19 @@ def stage(
     )
 
 
+_PER_ROW = (
+    "drafted",
+    "accepted",
+    "tokens",
+    "stops",
+    "terminal",
+    "committed_kv",
+    "discarded_kv",
+    "spent_before",
+    "spent_after",
+)
+
+
 def validate(commit: RoundCommit, rows: Rows, request_id: str, processors: str) -> None:
     """Checks a record against the state it is to be published into (contract 0x06B, 0x06C, 0x06E).
 
@@ -106,7 +125,10 @@ def validate(commit: RoundCommit, rows: Rows, request_id: str, processors: str) 
     demand(commit.request_id == request_id, "belongs to another call")
     demand(commit.round_id == f"{request_id}/{commit.expected_generation}", "has the number of another round")
     demand(commit.rows == rows.state.active, "has other rows than are active")
+    lengths = {len(getattr(commit, name)) for name in _PER_ROW}
+    demand(lengths == {len(commit.rows)}, "has another number of entries than of rows")
     demand(commit.processors_before == processors, "starts from another state of the logits processors")
+    demand(commit.processors_after == processors, "leaves another state of the logits processors")
     demand(commit.spent_before == tuple(rows.state.spent[row] for row in rows.active), "starts from other numbers")
     replayed = layout_of_round(commit.coordinate) != RETAINED
     for i, row in enumerate(commit.rows):
@@ -117,7 +139,10 @@ def validate(commit: RoundCommit, rows: Rows, request_id: str, processors: str) 
         demand(len(tokens) <= rows.max_length - rows.lengths[row], "publishes beyond the row's budget")
         expected = "stop" if len(tokens) <= accepted else "recovered" if accepted < drafted else "bonus"
         demand(end == expected, f"ends row {row} in {end!r} where {expected!r} is due")
-        demand(end != "stop" or commit.stops[i] is not None, f"cuts row {row} without a stop")
+        stop, length = commit.stops[i], rows.lengths[row]
+        demand(end != "stop" or stop is not None, f"cuts row {row} without a stop")
+        met = stop is None or stop == rows.stops[row] or length < stop <= length + len(tokens)
+        demand(met, f"stops row {row} at a length it does not pass in this round")
         demand(all(a >= b for a, b in zip(spent, commit.spent_before[i], strict=True)), "gives numbers back")
         if commit.committed_kv[i] != ((rows.state.frontiers[row],) if replayed else ()) + tokens[:-1]:
             raise ForeignRows(
