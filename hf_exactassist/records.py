@@ -157,12 +157,14 @@ class Coordinate:
         generation (`int`): changes of the published state so far.
         layout (`str`): `"replay"` or `"retained"`.
         rows (`tuple[RowCoordinate, ...]`): the active rows.
+        ended (`tuple[tuple[int, str], ...]`): of the others, batch index and SHA-256 of the tokens.
     """
 
     call: CallIdentity
     generation: int
     layout: str
     rows: tuple[RowCoordinate, ...]
+    ended: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -116,10 +116,10 @@ class Session:
         self.standing = Standing(
             self.scorer,
             options.layout,
-            [model, *drafter.models],
-            lambda: {
+            {"target": model, "drafter": drafter.model},
+            {
                 "libraries": identity.libraries(),
-                "target": identity.describe(model),
+                "target": {},
                 "drafter": drafter.describe(),
                 "schedule": schedule.describe(),
                 "token_map": {"vocabulary": vocabulary},
@@ -263,8 +263,10 @@ class Session:
         return self._result
 
     def abandon(self) -> None:
-        """Gives the caller's cache back as it was before the call."""
+        """Gives the caller's cache back as it was before the call, and closes the acceptance log."""
         self.caller_cache.restore()
+        if self.log is not None:
+            self.log.close()
 
     def coordinate(self) -> Coordinate:
         """The present state, to which proposals, verifications and commits are bound (contract 0x01A)."""

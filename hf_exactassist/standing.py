@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -21,22 +20,30 @@ class Standing:
     Args:
         scorer (`Scorer`): knows the rows and what the target's cache holds.
         layout (`str`): `"replay"` or `"retained"`.
-        models (`Sequence[PreTrainedModel]`): target and assistant, which must stay what they are.
-        describe (`Callable[[], dict]`): the call's manifest.
+        models (`dict[str, PreTrainedModel | None]`): `"target"` and `"drafter"`, which must stay what they are.
+        call (`dict[str, Any]`): the call's manifest but for these models.
     """
 
     def __init__(
         self,
         scorer: Scorer,
         layout: str,
-        models: Sequence[PreTrainedModel],
-        describe: Callable[[], dict[str, Any]],
+        models: dict[str, PreTrainedModel | None],
+        call: dict[str, Any],
     ) -> None:
-        self.scorer, self.layout, self.describe = scorer, layout, describe
-        self._looks = [identity.watch(model) for model in models]
+        self.scorer, self.layout = scorer, layout
+        self._models = {role: model for role, model in models.items() if model is not None}
+        self._looks = [identity.watch(model) for model in self._models.values()]
         self._seen = [look() for look in self._looks]
-        self.call = manifest.identify(describe())
+        self._described = self._describe()
+        self.call = manifest.identify(
+            {**call, **{role: {**call[role], **part} for role, part in self._described.items()}}
+        )
         self._known: Coordinate | None = None
+
+    def _describe(self) -> dict[str, Any]:
+        parts = {role: identity.describe(model) for role, model in self._models.items()}
+        return {role: part if role == "target" else {"model": part} for role, part in parts.items()}
 
     def coordinate(self) -> Coordinate:
         """The present state's coordinate."""
@@ -52,6 +59,7 @@ class Standing:
                     RowCoordinate(row, state.hashes[row].hexdigest(), length, kept, position, state.spent[row])
                     for row, length, kept, position in places
                 ),
+                tuple((row, state.hashes[row].hexdigest()) for row in range(rows.batch) if row not in state.active),
             )
         return known
 
@@ -77,5 +85,5 @@ class Standing:
         """
         now = [look() for look in self._looks]
         if now != self._seen:
-            manifest.require_same({"call": self.call.manifest}, {"call": self.describe()}, "This call")
+            manifest.require_same({"call": self._described}, {"call": self._describe()}, "This call")
             self._seen = now

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..models import identity
 from ..models.compat import forward_parameters, position_limit
 from ..models.runner import RowRunner
 from ..randomness import DRAFT
@@ -43,7 +42,7 @@ class AssistantModelDrafter(Drafter):
         warper_settings: dict[str, Any] | None = None,
         confidence_threshold: float = 0.0,
     ) -> None:
-        self.model, self.models = model, (model,)
+        self.model: PreTrainedModel = model
         self._position_limit = position_limit(model)
         self._keeps_logits = "logits_to_keep" in forward_parameters(model)
         self.shared_tokens = shared_tokens
@@ -71,7 +70,6 @@ class AssistantModelDrafter(Drafter):
         shared = self.shared_tokens.cpu()
         return {
             **settings_of(self),
-            "model": identity.describe(self.model),
             "token_map": {"shared": hashlib.sha256(shared.numpy().tobytes()).hexdigest(), "size": len(shared)},
             "processors": self._processors.describe(),
         }

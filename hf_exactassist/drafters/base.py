@@ -49,8 +49,8 @@ class Drafter(CandidateGenerator):
     """
 
     forwards: int = 0
-    # what it computes with; a call refuses to go on when one of them changes
-    models: tuple[PreTrainedModel, ...] = ()
+    # what it computes with, if that is a model: a call refuses to go on when it changes
+    model: PreTrainedModel | None = None
     # whether how much work a drawn draft takes depends on what is drawn
     stops_early: bool = False
 

@@ -23,6 +23,7 @@ _ERRORS: dict[str, type[errors.StaleRound]] = {
     "prefix": errors.PrefixChanged,
     "length": errors.PrefixChanged,
     "prompt": errors.PrefixChanged,
+    "ended": errors.PrefixChanged,
     "cached": errors.CacheLengthChanged,
     "position": errors.PositionsChanged,
     "spent": errors.StreamsChanged,
@@ -94,7 +95,8 @@ def identify(manifest: Mapping[str, Any]) -> CallIdentity:
 def round_manifest(coordinate: Coordinate) -> dict[str, Any]:
     """What of a coordinate changes from round to round, for JSON."""
     rows = [{**vars(row), "spent": row.spent._asdict()} for row in coordinate.rows]
-    return {"generation": coordinate.generation, "layout": coordinate.layout, "rows": rows}
+    ended = [{"row": row, "prefix": prefix} for row, prefix in coordinate.ended]
+    return {"generation": coordinate.generation, "layout": coordinate.layout, "rows": rows, "ended": ended}
 
 
 def coordinate_digest(coordinate: Coordinate) -> str:

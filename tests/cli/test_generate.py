@@ -5,7 +5,9 @@ import json
 import pytest
 from transformers import PreTrainedTokenizerFast, TextStreamer
 
+from hf_exactassist import options
 from hf_exactassist.cli import generate as command
+from hf_exactassist.state import manifest
 
 
 PROMPTS = ["the king", "who goes there", "long live the queen of the night and", "a friend"]
@@ -106,6 +108,81 @@ def test_long_texts_are_noted(exactassist, folders):
     assert done.code == 0
 
 
+# --- what a run was made with, and how its drafts fared
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("layout", [None, *command.LAYOUTS])
+def test_manifests_and_the_acceptance_log(exactassist, folders, tmp_path, layout):
+    """One manifest a batch, in order; the log's rounds begin where it stands."""
+    manifests, log = tmp_path / "manifests.jsonl", tmp_path / "log.jsonl"
+    for path in (manifests, log):
+        path.write_text("of an earlier run")
+    common = ["generate", *folders.arguments, "-n", 10, "--json", "--do-sample", "--seed", 4, "-b", 3, *PROMPTS]
+    plain = exactassist(*common)
+    how = [] if layout is None else ["--layout", layout]
+    done = exactassist(*common, "--manifest", manifests, "--telemetry", log, *how)
+    assert done.code == 0, done.err
+    assert [entry["tokens"] for entry in done.objects] == [entry["tokens"] for entry in plain.objects]
+    first, second = lines(manifests)
+    assert (first["prompts"], second["prompts"]) == ([1, 2, 3], [4])
+    assert list(first) == ["prompts", "call", "round", "digest", "end"]
+    assert first["round"]["layout"] == (layout or "replay") and first["round"]["generation"] == 0
+    assert first["call"]["streams"] == {"kind": "philox", "seed": 4, "rows": [0, 1, 2]}
+    assert second["call"]["streams"]["rows"] == [3] and len(second["round"]["rows"]) == 1
+    assert first["call"]["target"]["name"] == str(folders.target)
+    assert manifest.digest({"call": manifest.digest(first["call"]), "round": first["round"]}) == first["digest"]
+    assert len({first["digest"], first["end"], second["digest"], second["end"]}) == 4
+    rounds = [record for record in lines(log) if record["event"] == "round"]
+    starts = [record["coordinate"] for record in rounds if record["generation"] == 0]
+    assert starts == [first["digest"], second["digest"]]
+    published = [[] for _ in PROMPTS]
+    for record in rounds:
+        offset = 0 if record["round"].partition("/")[0] == rounds[0]["round"].partition("/")[0] else 3
+        for row in record["rows"]:
+            published[offset + row["row"]] += row["published"]
+    assert published == [entry["tokens"] for entry in done.objects]
+    accepted = sum(record["event"] == "decision" and record["accepted"] for record in lines(log))
+    assert accepted == done.objects[0]["stats"]["accepted"] + done.objects[3]["stats"]["accepted"]
+
+
+def test_equal_runs_write_equal_manifests(exactassist, folders, tmp_path):
+    found = []
+    for name, seed in (("a", 4), ("b", 4), ("c", 5)):
+        path = tmp_path / name
+        common = [*folders.arguments, "-n", 6, "--do-sample", "--seed", seed, "the king"]
+        assert exactassist("generate", *common, "--manifest", path).code == 0
+        found.append(path.read_text())
+    assert found[0] == found[1] != found[2]
+
+
+def test_layouts_are_those_of_the_library():
+    assert command.LAYOUTS == options.LAYOUTS
+
+
+def test_records_do_not_overwrite_prompts_or_each_other(exactassist, folders, tmp_path):
+    path, other = tmp_path / "prompts.txt", tmp_path / "other"
+    path.write_text("the king\n")
+    for option in ("--manifest", "--telemetry"):
+        done = exactassist("generate", *folders.arguments, "-n", 4, "--file", path, option, path)
+        assert done.code == 2 and f"{option} and --file name the same file" in done.err
+    same = ["--manifest", other, "--telemetry", tmp_path / "." / "other"]
+    done = exactassist("generate", *folders.arguments, "-n", 4, "--file", path, *same)
+    assert done.code == 2 and "--telemetry and --manifest name the same file" in done.err
+    assert path.read_text() == "the king\n"
+
+
+def test_a_run_that_does_not_begin_leaves_earlier_records(exactassist, folders, tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text("of an earlier run")
+    for wrong in (["--dtype", "int3", "who"], ["--target", tmp_path / "missing", "--assistant", "x", "who"]):
+        assert exactassist("generate", "--telemetry", path, "--manifest", tmp_path / "m", *wrong).code in (1, 2)
+        assert path.read_text() == "of an earlier run"
+
+
 # --- ways in
 
 
@@ -157,6 +234,11 @@ def test_several_texts_have_headings_on_stderr_only(exactassist, folders):
         (["--file", "missing.txt"], "Cannot read missing.txt: No such file"),
         (["--dtype", "int3", "who"], "float32, bfloat16"),
         (["--device", "toaster", "who"], "'toaster'"),
+        (["--layout", "rerun", "who"], "replay, retained"),
+        (["--manifest", "missing/m.jsonl", "who"], "Cannot write --manifest missing/m.jsonl: No such file"),
+        (["--telemetry", "missing/t.jsonl", "who"], "Cannot write --telemetry missing/t.jsonl: No such file"),
+        (["--telemetry", ".", "who"], "Cannot write --telemetry .: Is a directory"),
+        (["--telemetry", "/dev/null", "--manifest", "/dev/null", "who"], "name the same file"),
     ],
 )
 def test_usage_errors_are_one_line_with_code_2(exactassist, arguments, says):
@@ -239,14 +321,14 @@ def test_foreign_exceptions_are_named(exactassist, folders, monkeypatch):
     def fail(*args, **kwargs):
         raise IndexError("index out of\nrange in self")
 
-    monkeypatch.setattr("hf_exactassist.api.generate", fail)
+    monkeypatch.setattr("hf_exactassist.api.start", fail)
     done = exactassist("generate", *folders.arguments, "who")
     assert done.code == 1
     assert done.err == "Error: IndexError: index out of range in self (`--debug` shows where)\n"
 
 
 @pytest.mark.parametrize("form", [["--json"], ["--stream"], []])
-def test_interrupting_writes_what_there_is(exactassist, folders, plain, monkeypatch, form):
+def test_interrupting_writes_what_there_is(exactassist, folders, plain, monkeypatch, tmp_path, form):
     """Ctrl-C in the middle of the second batch: the first is whole, the second is there as far as it got."""
     streams = form == ["--stream"]
     prompts = ["the king"] if streams else ["the king", "who"]
@@ -262,8 +344,13 @@ def test_interrupting_writes_what_there_is(exactassist, folders, plain, monkeypa
             raise KeyboardInterrupt
 
     monkeypatch.setattr(listener, "put", interrupted)
-    done = exactassist("generate", *folders.arguments, "-n", 8, *form, *prompts)
+    records = ["--manifest", tmp_path / "manifests", "--telemetry", tmp_path / "log"]
+    done = exactassist("generate", *folders.arguments, "-n", 8, *form, *records, *prompts)
     assert done.code == 130
+    # an interrupted batch has no end
+    ends = [line["end"] for line in lines(tmp_path / "manifests")]
+    assert [end is None for end in ends] == [False] * (len(prompts) - 1) + [True]
+    assert lines(tmp_path / "log")[-1]["event"] == "round"
     assert done.err.endswith("Interrupted.\n") and "Traceback" not in done.err
     first, last = (plain(prompts[at], max_new_tokens=8, do_sample=False) for at in (0, -1))
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folders.target)
