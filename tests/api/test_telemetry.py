@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import inspect
 import json
 import os
 from pathlib import Path
@@ -98,11 +99,16 @@ def processors(mode):
     return LogitsProcessorList(warpers)
 
 
+# older releases let the padding of a prompt count as text that is not to be repeated
+PADDING_COUNTS = "Tensor" not in str(inspect.signature(RepetitionPenaltyLogitsProcessor.__init__))
+
+
 @torch.no_grad()
-def law(model, text, processors):
+def law(model, text, processors, padding=0):
     """The processed next-token law after a text, from one full forward."""
     ids = torch.tensor([text])
-    return torch.softmax(processors(ids, model(ids).logits[:, -1].float())[0], dim=-1)
+    seen = torch.tensor([[0] * padding * PADDING_COUNTS + text])
+    return torch.softmax(processors(seen, model(ids).logits[:, -1].float())[0], dim=-1)
 
 
 def texts(inputs, sequences):
@@ -158,7 +164,8 @@ def check_decisions(models, decisions, mode, inputs, sequences, seed=28, drawn=T
     for record in decisions:
         row, position, token = record["row"], record["position"], record["token"]
         text = whole[row]
-        p = law(models[0], text[:position], pipeline)
+        padding = sequences.shape[1] - len(text)
+        p = law(models[0], text[:position], pipeline, padding)
         assert record["p"] == pytest.approx(float(p[token]), abs=2e-5)
         assert record["accepted"] == (text[position] == token)
         outcomes.add(record["accepted"])
@@ -167,7 +174,7 @@ def check_decisions(models, decisions, mode, inputs, sequences, seed=28, drawn=T
             if mode == "greedy":
                 assert record["accepted"] == (int(p.argmax()) == token)
             continue
-        q = law(models[1], text[:position], pipeline) if drawn else torch.eye(len(p))[token]
+        q = law(models[1], text[:position], pipeline, padding) if drawn else torch.eye(len(p))[token]
         assert record["q"] == pytest.approx(float(q[token]), abs=2e-5)
         assert record["ratio"] == min(1.0, record["p"] / record["q"])
         assert record["uniform"] == float(noise.block(ACCEPT, [row], [position], 1))
