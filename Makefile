@@ -1,5 +1,5 @@
 # Run inside an environment with `pip install -e ".[dev,docs]"`.
-.PHONY: quality style test real docs
+.PHONY: quality style test real zoo docs
 
 # Small models gain nothing from several threads, and no test may wait for a hub.
 export OMP_NUM_THREADS ?= 1
@@ -23,6 +23,10 @@ test:
 real:
 	python tools/real_models.py
 	pytest -m real tests/real
+
+# A tiny model of every causal-LM type of Transformers; minutes.
+zoo:
+	pytest -m zoo tests/zoo
 
 docs:
 	mkdocs build --strict --site-dir build/site

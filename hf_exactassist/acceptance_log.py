@@ -6,6 +6,8 @@ and different sampling settings look different here.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import time
@@ -42,6 +44,7 @@ class AcceptanceLog:
             self._tell = target
             return
         try:
+            self.path = str(Path(target))
             self._file = Path(target).open("a", encoding="utf-8")
         # a name with a null character is a ValueError
         except (OSError, ValueError) as error:
@@ -147,20 +150,27 @@ class AcceptanceLog:
             "published": len(commit.tokens[i]),
         }
 
-    def write(self, records: list[dict[str, Any]]) -> None:
-        """Tells a published round."""
+    def deliveries(self, records: list[dict[str, Any]]) -> list[Callable[[], None]]:
+        """How a published round is told: to a function record by record, to a file at once."""
         if self._file is None:
-            for record in records:
-                self._tell(record)
-            return
-        # one write for a whole round, so that an interruption leaves no half of a line behind
-        self._file.write("".join(json.dumps(record) + "\n" for record in records))
-        self._file.flush()
+            return [functools.partial(self._tell, record) for record in records]
+        return [functools.partial(self._append, records)]
+
+    def _append(self, records: list[dict[str, Any]]) -> None:
+        assert self._file is not None
+        try:
+            # one write for a whole round, so that an interruption leaves no half of a line behind
+            self._file.write("".join(json.dumps(record) + "\n" for record in records))
+            self._file.flush()
+        except OSError as error:
+            raise OSError(error.errno, f"the acceptance log cannot be written: {error.strerror}", self.path) from error
 
     def close(self) -> None:
         """Closes the file; it is closed too when the log is forgotten, as after a call that failed."""
         if self._file is not None:
-            self._file.close()
+            # what could not be written has been told of
+            with contextlib.suppress(OSError):
+                self._file.close()
 
     def __del__(self) -> None:
         """See [`close`]."""

@@ -222,10 +222,16 @@ def _prepare(
         drafter,
         schedule,
         streamer=streamer,
-        **{name: value for name, value in own.items() if value is not None},
+        # keyword arguments first, then the generation configs, as for Transformers' own settings
+        **{name: value for name, value in (own | _from_configs(settings, own)).items() if value is not None},
         keep_cache=kwargs.get(compat.CACHE_ARGUMENT) is not None or kwargs.get("past_key_values") is not None,
     )
     return decoding, {name: value for name, value in kwargs.items() if name != "assistant_tokenizer"}
+
+
+def _from_configs(settings: Settings, own: dict[str, Any]) -> dict[str, Any]:
+    """This library's settings that a generation config holds and the call does not set."""
+    return {name: settings.get(name) for name in ("coupling", "layout", "seed") if own[name] is None}
 
 
 def _stop_strings(settings: Settings, stopping_criteria: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
+from .models import admission
+from .models.lone_rows import LoneRows
 from .models.runner import RowRunner
 from .records import Draft
 from .state.cache import RowStates
@@ -28,7 +30,7 @@ class Scorer:
         keeps_ended (`bool`): whether states of finished rows are kept, because the caller gets a cache.
 
     Attributes:
-        target (`RowRunner`): the model with its row-addressed cache.
+        target (`RowRunner` or `LoneRows`): the model with its row-addressed cache.
         held (`list[int]`): rows in that cache; finished ones leave it when the next round begins.
         shift (`int`): slots before the first column: those of prompts that came as embeddings.
         first (`ModelOutput`, *optional*): the prefill's outputs until the first token is published.
@@ -39,12 +41,14 @@ class Scorer:
     ) -> None:
         self.rows, self.layout, self.caller_cache, self.keeps_ended = rows, layout, caller_cache, keeps_ended
         self.held = rows.active
-        self.target = RowRunner(model)
+        self.target = admission.runner_for(model)
         self.shift = 0
         self.first: Any = None
         # outputs after the frontier, and the generation whose frontier that was
         self._retained: tuple[int, Any] | None = None
         self._ended: dict[int, RowStates] = {}
+        # whether the cache to be handed over holds all that the result holds
+        self._whole = False
 
     def prefill(self, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
         """Reads the prompts as plain `generate` does; a failed reading leaves nothing behind."""
@@ -55,10 +59,11 @@ class Scorer:
             outputs = self.target.prefill(prompts, generation_config, dict(model_kwargs))
             outputs.logits = outputs.logits[:, -1:]
             self.shift = self.target.cache.lengths[0] - self.rows.prompt_length
+            self.caller_cache.take_back()
             self.first = outputs
         except BaseException:
             # half-read prompts are no state to go on from
-            self.target = RowRunner(self.target.model)
+            self.target = admission.runner_for(self.target.model)
             self.first = None
             self.caller_cache.restore()
             raise
@@ -149,28 +154,34 @@ class Scorer:
         rows = self.rows
         return rows.ids[rows.active, [length - 1 for length in rows.active_lengths()]]
 
-    def hand_over(self) -> DynamicCache:
+    def hand_over(self) -> Any:
         """The caller's cache, holding all of the result but the last column.
 
         Plain `generate` reads padding for finished rows; so that the caches agree, what is missing is read here.
         """
-        rows, cache = self.rows, self.target.cache
+        end = self.rows.complete_columns() - 1
+        if isinstance(self.target, LoneRows):
+            return self.target.past_of(0, end)
+        if not self._whole:
+            self._make_whole(self.target, end)
+            self._whole = True
+        return self.caller_cache.fill(self.target.cache, end + self.shift)
+
+    def _make_whole(self, target: RowRunner, end: int) -> None:
+        """Reads what rows lack of the first `end` columns, all rows together again."""
+        rows, cache = self.rows, target.cache
         self._count()
         if self._ended:
             # a batch whose rows all end at once is still whole
             self._keep_ended()
-            self.target.regroup([self._ended[row] for row in range(rows.batch)])
-        end = rows.complete_columns() - 1
+            target.regroup([self._ended[row] for row in range(rows.batch)])
         starts = [min(length - self.shift, end) for length in cache.lengths]
         width = end - min(starts)
         if width > 0:
             block = rows.ids.new_full((rows.batch, width), rows.pad_token_id)
             for row, start in enumerate(starts):
                 block[row, : end - start] = rows.ids[row, start:end]
-            self.target.forward(
-                block, [start + self.shift for start in starts], [end - start for start in starts], keep=1
-            )
-        return self.caller_cache.fill(cache, end + self.shift)
+            target.forward(block, [start + self.shift for start in starts], [end - start for start in starts], keep=1)
 
 
 def _joined(first: Any, rest: Any) -> Any:

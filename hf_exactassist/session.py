@@ -6,15 +6,17 @@ import dataclasses
 import functools
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers.utils import logging
 
 from .acceptance_log import AcceptanceLog
 from .drafters.base import Drafter, DraftingContext
-from .errors import BrokenRound, InvalidArgument
+from .errors import BrokenRound, ExactAssistError, InvalidArgument, InvalidCommit
+from .interrupts import held_back
 from .judging import Judge
 from .models import admission, compat, identity
 from .options import Options
@@ -29,6 +31,9 @@ from .state.processors import ProcessorPipeline
 from .state.rows import Rows
 from .state.stopping import StoppingRules
 from .telemetry import AssistStats
+
+
+logger = logging.get_logger(__name__)
 
 
 class Session:
@@ -80,8 +85,18 @@ class Session:
         positions = model_kwargs.get("position_ids")
         read = [*self.rows.prompt_tokens] if positions is None else (positions[:, -1] + 1).tolist()
         admission.check_length(model, min(read), max(read) + self.rules.max_length - self.rows.prompt_length)
+        admitted = admission.admit(model)
+        self.serial = admitted.reason if admitted.strategy in (admission.SERIAL, admission.SERIAL_UNCACHED) else None
+        if self.serial:
+            logger.warning_once(f"{type(model).__name__} is decoded token by token, without drafts: {self.serial}")
+        lone = admitted.strategy != admission.ROWS
+        if lone:
+            admission.check_lone_rows(generation_config, model_kwargs, options.keep_cache)
         cache = model_kwargs.get(compat.CACHE_ARGUMENT)
-        if cache is None:
+        if lone:
+            # made for the whole batch, of which every row gets an empty copy
+            self.returns_cache = bool(generation_config.return_dict_in_generate) and self.rows.batch == 1
+        elif cache is None:
             # `use_cache=False`: block scoring needs one all the same, and nobody sees it
             admission.check_outputs_without_cache(generation_config)
             cache = model_kwargs[compat.CACHE_ARGUMENT] = DynamicCache(config=compat.text_config(model))
@@ -124,24 +139,31 @@ class Session:
                 "schedule": schedule.describe(),
                 "token_map": {"vocabulary": vocabulary},
                 "processors": self.processors.describe(),
-                "stopping": self.rules.describe(),
+                "stopping": {**self.rules.describe(), "pad": self.rows.pad_token_id},
                 "prompt": {"embeddings": None if embeds is None else identity.tensor_digest(embeds)},
                 **self.judging.describe(),
             },
         )
-        # what listeners have still to learn of the last published round, and which round that is
+        # what drafter and schedule, and the acceptance log, have still to learn, and of which round they were told
         self._untold: deque[Callable[[], None]] = deque()
+        self._records: deque[Callable[[], None]] = deque()
         self._told: Any = None
         # of each row, the columns that iteration has handed out
         self._delivered = list(self.rows.lengths)
-        self._staged: tuple[RoundCommit, list[dict[str, Any]]] | None = None
+        # what has been staged for the present generation, with what the acceptance log is to be told of it
+        self._staged: dict[RoundCommit, list[Callable[[], None]]] = {}
         self._result: Any = None
         self.ends_streamer = False
 
     @property
     def stats(self) -> AssistStats:
-        """Counters of what has been published."""
-        return self.rows.state.stats
+        """Counters of what has been published, and of forwards so far."""
+        return dataclasses.replace(
+            self.rows.state.stats,
+            target_forwards=self.scorer.target.forwards,
+            draft_forwards=self.drafter.forwards,
+            serial=self.serial,
+        )
 
     @property
     def finished(self) -> bool:
@@ -189,6 +211,7 @@ class Session:
         self.publish(commit)
         return commit
 
+    @torch.no_grad()
     def round(self, wanted: Sequence[int]) -> RoundCommit:
         """Makes one round with drafts of the wanted lengths, and publishes nothing (contract 0x06A)."""
         lap = self.log.lap if self.log is not None else _nothing
@@ -239,10 +262,10 @@ class Session:
         Raises:
             InvalidArgument: there is no such row, or nothing has been published yet.
         """
-        if self.rows.state.generation == 0 or not all(row in range(self.rows.batch) for row in rows):
-            raise InvalidArgument(
-                f"Rows 0 to {self.rows.batch - 1} can be dropped after the first step, got {list(rows)}."
-            )
+        if not isinstance(rows, Iterable) or not all(row in range(self.rows.batch) for row in rows):
+            raise InvalidArgument(f"Rows to drop are a list out of 0 to {self.rows.batch - 1}, got {rows!r}.")
+        if self.rows.state.generation == 0:
+            raise InvalidArgument("Rows can be dropped after the first step: call `step()` before.")
         self.settle()
         self.rows.end([row for row in self.rows.active if row in rows])
         self.settle()
@@ -255,11 +278,12 @@ class Session:
         while self._step() is not None:
             pass
         if self._result is None:
-            self._result = self.finish()
-            if self.log is not None:
-                self.log.close()
-            if self.ends_streamer and self.streamer is not None:
-                self.streamer.end()
+            try:
+                self._result = self.finish()
+            except RuntimeError as error:
+                if _out_of_memory(error):
+                    error.published = self.sequences_so_far()  # type: ignore[attr-defined]
+                raise
         return self._result
 
     def abandon(self) -> None:
@@ -287,16 +311,17 @@ class Session:
         """Reads the prompts as plain `generate` does: a round without drafts."""
         self.scorer.prefill(self.generation_config, self.model_kwargs)
         # a cache of the caller's may keep more than the model's windows, and attention is returned over what it keeps
-        layers = self.caller_cache.cache.layers
+        layers = self.caller_cache.layers
         slots = self.rows.prompt_length + self.scorer.shift
-        self.recorder.start(slots, [layer.sliding_window if layer.is_sliding else None for layer in layers])
+        windows = [layer.sliding_window if getattr(layer, "is_sliding", False) else None for layer in layers]
+        self.recorder.start(slots, windows)
         draft = Draft.empty(self.rows.batch, self.rows.ids.device)
         starts, frontier = tuple(self.scorer.cached), self.scorer.frontier_read()
         return Verification(self.coordinate(), draft, self.scorer.first, starts, draft.tokens[:, :0], frontier)
 
     def wanted(self, share: float) -> list[int]:
         """Draft length of each row: a share of what the schedule wants, with room left for the terminal token."""
-        if self.rows.state.generation == 0:
+        if self.rows.state.generation == 0 or self.serial:
             return [0] * len(self.rows.active)
         return [
             max(min(int(self.schedule.length(row) * share), budget - 1), 0)
@@ -396,7 +421,7 @@ class Session:
             self.judging.spent(draft, accepted, [len(row) for row in kept]),
             self.processors.state_hash,
         )
-        self._staged = (commit, self._records(commit, draft, scores))
+        self._staged[commit] = self._deliveries(commit, draft, scores)
         return commit
 
     def publish(self, commit: RoundCommit) -> bool:
@@ -412,22 +437,34 @@ class Session:
             StaleRound: another round was published since; what differs is named.
             BrokenRound: the commit contradicts itself or the state.
         """
+        if not isinstance(commit, RoundCommit):
+            raise InvalidArgument(f"`publish` takes a commit that `stage` or `round` returned, got {commit!r}.")
         if commit == self.rows.state.last:
             self.settle()
             return False
         self.standing.require(commit.coordinate, f"Round {commit.round_id}")
-        transaction.validate(commit, self.rows, self.request_id, self.processors.state_hash)
-        if self._staged is None or self._staged[0] is not commit:
-            self.rows.lay_out(commit.tokens)
+        try:
+            transaction.validate(commit, self.rows, self.request_id, self.processors.state_hash)
+            staged = commit in self._staged
+        except (TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, ExactAssistError):
+                raise
+            raise InvalidCommit(f"Round {commit.round_id} is malformed: publish what `stage` returned.") from error
+        if not staged:
+            # what contradicts nothing can still be made up
+            raise InvalidCommit(
+                f"Round {commit.round_id} was not staged by this session: publish what `stage` returned."
+            )
+        self.rows.lay_out(commit.tokens)
         self.rows.publish(commit, commit.spent_after)
         self.settle()
         return True
 
-    def _records(self, commit: RoundCommit, draft: Draft, scores: torch.Tensor) -> list[dict[str, Any]]:
+    def _deliveries(self, commit: RoundCommit, draft: Draft, scores: torch.Tensor) -> list[Callable[[], None]]:
         if self.log is None:
             return []
         uniforms = None if self.judging.noise is None else self.judging.uniforms(draft).accept
-        return self.log.records(commit, draft, scores, uniforms, self.judging.coupling)
+        return self.log.deliveries(self.log.records(commit, draft, scores, uniforms, self.judging.coupling))
 
     # --- after publication ---
 
@@ -435,19 +472,35 @@ class Session:
         """Lets everyone learn of the last published round; goes on where an interruption left off."""
         commit = self.rows.state.last
         if commit is not None and commit is not self._told:
-            self._told = commit
-            self._untold.extend(self._listeners(commit))
-        while self._untold:
-            # taken off first: nobody is told twice, not even one who failed
-            self._untold.popleft()()
+            # the next round depends on drafter and schedule, which learn of this one exactly once
+            with held_back():
+                self._told = commit
+                self._untold.append(functools.partial(self.drafter.observe, commit))
+                for row, drafted, accepted in zip(commit.rows, commit.drafted, commit.accepted, strict=True):
+                    self._untold.append(functools.partial(self.schedule.observe, row, drafted, accepted))
+                for staged, deliveries in self._staged.items():
+                    self._records.extend(deliveries if staged == commit else ())
+                self._staged = {}
+        if self._untold:
+            with held_back():
+                self._tell(self._untold)
+        self._tell(self._records)
         self.stream()
+        if self.finished:
+            self._end()
 
-    def _listeners(self, commit: Any) -> Iterator[Callable[[], None]]:
-        yield lambda: self.drafter.observe(commit)
-        for row, drafted, accepted in zip(commit.rows, commit.drafted, commit.accepted, strict=True):
-            yield functools.partial(self.schedule.observe, row, drafted, accepted)
-        if self.log is not None and self._staged is not None and self._staged[0] is commit:
-            yield functools.partial(self.log.write, self._staged[1])
+    def _tell(self, deliveries: deque[Callable[[], None]]) -> None:
+        while deliveries:
+            # taken off first: nobody is told twice, not even one who failed
+            deliveries.popleft()()
+
+    def _end(self) -> None:
+        """All is published and told."""
+        if self.log is not None:
+            self.log.close()
+        if self.ends_streamer and self.streamer is not None:
+            self.ends_streamer = False
+            self.streamer.end()
 
     def stream(self) -> None:
         """Gives the streamer the columns that are complete, one token per row at a time as plain `generate` does."""
@@ -463,8 +516,8 @@ class Session:
         """The result, with the caller's cache holding all of it but the last column."""
         if self.judging.shared_noise is not None:
             self.judging.shared_noise.leave(self.rows.complete_columns() - self.rows.prompt_length)
-        target_forwards, draft_forwards = self.scorer.target.forwards, self.drafter.forwards
-        stats = dataclasses.replace(self.stats, target_forwards=target_forwards, draft_forwards=draft_forwards)
+        # filling the caller's cache is no forward of the call
+        stats = self.stats
         cache = self.scorer.hand_over() if self.returns_cache else None
         if self.generation_config.return_dict_in_generate:
             return self.recorder.finish(cache, stats)

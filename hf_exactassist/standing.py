@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from .errors import ModelChanged
 from .models import identity
 from .records import Coordinate, RowCoordinate
 from .scoring import Scorer
@@ -86,4 +87,8 @@ class Standing:
         now = [look() for look in self._looks]
         if now != self._seen:
             manifest.require_same({"call": self._described}, {"call": self._describe()}, "This call")
-            self._seen = now
+            # weights are described by a sketch, and hooks not at all
+            raise ModelChanged(
+                "Weights, layers or hooks of the call's models were changed or replaced since it began: start a new "
+                "call. (What was changed in place is not taken for unchanged when it is put back.)"
+            )

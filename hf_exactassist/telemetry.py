@@ -20,6 +20,7 @@ class AssistStats:
         accepted_by_position (`list[int]`): how often draft position `i` was accepted and published.
         target_forwards (`int`): target forward passes, the prefill included; filling the cache for the caller is not.
         draft_forwards (`int`): assistant forward passes, its prefill included; 0 for drafters without a model.
+        serial (`str`, *optional*): why the target was decoded token by token, if drafts cannot help it.
     """
 
     rounds: int = 0
@@ -30,6 +31,7 @@ class AssistStats:
     accepted_by_position: list[int] = field(default_factory=list)
     target_forwards: int = 0
     draft_forwards: int = 0
+    serial: str | None = None
 
     @property
     def acceptance_rate(self) -> float:

@@ -60,11 +60,11 @@ def examine(loaded: loading.Loaded) -> dict[str, Any]:
         `dict[str, Any]`: `admitted`, `reasons` (why not), and what is known of `target`, `assistant` and `tokens`.
     """
     target = _model(loaded.target, loaded.target_name)
-    reasons = [f"The target: {target['reason']}"] if target["reason"] else []
+    reasons = [] if target["admitted"] else [f"The target: {target['reason']}"]
     report: dict[str, Any] = {"target": target, "assistant": None, "tokens": None, "parameter_ratio": None}
     if loaded.assistant is not None:
         assistant = _model(loaded.assistant, loaded.assistant_name)
-        reasons += [f"The assistant: {assistant['reason']}"] if assistant["reason"] else []
+        reasons += [] if assistant["admitted"] else [f"The assistant: {assistant['reason']}"]
         report["assistant"] = assistant
         report["parameter_ratio"] = assistant["parameters"] / max(target["parameters"], 1)
         report["tokens"] = tokens = _tokens(loaded)
@@ -75,16 +75,18 @@ def examine(loaded: loading.Loaded) -> dict[str, Any]:
 
 def _model(model: PreTrainedModel, name: str) -> dict[str, Any]:
     from ..models import compat
-    from ..models.admission import admit
+    from ..models.admission import ROWS, admit
 
     admission = admit(model)
-    masks = {"eager": "additive 4-D", "sdpa": "boolean 4-D"}.get(admission.attention, "") if admission.admitted else ""
+    ragged = admission.strategy == ROWS
+    masks = {"eager": "additive 4-D", "sdpa": "boolean 4-D"}.get(admission.attention, "") if ragged else ""
     return {
         "name": name,
         "class": type(model).__name__,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtype": str(model.dtype).removeprefix("torch."),
         "admitted": admission.admitted,
+        "strategy": admission.strategy,
         "reason": admission.reason,
         "attention": admission.attention,
         "masks": masks,
@@ -147,6 +149,7 @@ def _show(report: dict[str, Any]) -> None:
         "parameters": [f"{model['parameters']:,}" for model in models],
         "dtype": [model["dtype"] for model in models],
         "attention": [f"{model['attention']}" for model in models],
+        "run": [model["strategy"] or "-" for model in models],
         "masks": [model["masks"] or "-" for model in models],
         "cache": [_layers(model["cache_layers"]) or "-" for model in models],
         "head size": [f"{model['head_size']:,}" for model in models],
@@ -165,12 +168,20 @@ def _show(report: dict[str, Any]) -> None:
     if report["admitted"]:
         verdict = f"{what} is admitted: greedy gives the target's tokens, sampling its law."
         console.print(Text(verdict, "green"), soft_wrap=True)
+        for role in ("target", "assistant"):
+            model = report[role]
+            if model is not None and model["reason"]:
+                console.print(Text(f"The {role} runs {_how(model['strategy'])}: {model['reason']}"), soft_wrap=True)
         if report["target"]["dtype"] in ("bfloat16", "float16"):
             console.print(f"In {report['target']['dtype']}, greedy text can differ where two tokens are nearly tied.")
         return
     console.print(Text(f"{what} is not admitted.", "red"))
     for reason in report["reasons"]:
         console.print(Text(reason, "red"), soft_wrap=True)
+
+
+def _how(strategy: str) -> str:
+    return f"{strategy} (drafts cannot help it)" if strategy.startswith("serial") else strategy
 
 
 def _layers(layers: dict[str, int]) -> str:

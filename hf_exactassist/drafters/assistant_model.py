@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..models import admission
 from ..models.compat import forward_parameters, position_limit
+from ..models.lone_rows import LoneRows
 from ..models.runner import RowRunner
 from ..randomness import DRAFT
 from ..records import Commit, Draft
@@ -45,6 +47,7 @@ class AssistantModelDrafter(Drafter):
         self.model: PreTrainedModel = model
         self._position_limit = position_limit(model)
         self._keeps_logits = "logits_to_keep" in forward_parameters(model)
+        self._takes_positions = "position_ids" in forward_parameters(model)
         self.shared_tokens = shared_tokens
         self.unknown_token = unknown_token
         self.warper_settings = warper_settings or {}
@@ -54,7 +57,7 @@ class AssistantModelDrafter(Drafter):
         """See [`Drafter.start`]. The assistant reads the prompt with its first draft."""
         super().start(context)
         self.forwards = 0
-        self._runner: RowRunner | None = None
+        self._runner: RowRunner | LoneRows | None = None
         # rows in the assistant's cache, and of each the columns that are surely published tokens
         self._held = context.rows.active
         self._confirmed = dict.fromkeys(self._held, 0)
@@ -187,12 +190,15 @@ class AssistantModelDrafter(Drafter):
         rows = self.context.rows
         ids = rows.ids[rows.active, :columns]
         kwargs: dict[str, Any] = {"use_cache": True, **({"logits_to_keep": 1} if self._keeps_logits else {})}
+        mask = torch.ones_like(ids)
         if rows.prompt_mask is not None and rows.prompt_mask.shape[1] == rows.prompt_length:
-            mask = torch.ones_like(ids)
             mask[:, : rows.prompt_length] = rows.prompt_mask[rows.active]
+        kwargs["attention_mask"] = mask
+        if self._takes_positions:
+            # always said, as `generate` does: some classes count from elsewhere by themselves
             last = None if self._position_limit is None else self._position_limit - 1
-            kwargs["attention_mask"], kwargs["position_ids"] = mask, (mask.cumsum(dim=1) - 1).clamp(0, last)
-        runner = RowRunner(self.model, self._position_limit)
+            kwargs["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(0, last)
+        runner = admission.runner_for(self.model, self._position_limit)
         logits = runner.prefill(self._readable(ids), GenerationConfig(), kwargs).logits[:, -1:]
         # only now, and the runner last: a failed reading leaves nothing behind
         self.forwards += 1

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-from transformers.generation import GenerationMode
+from transformers.generation import GenerationMode, LogitsProcessor, LogitsProcessorList
 
 from ..errors import UnsupportedArchitecture, UnsupportedArgument, UnsupportedCache, UnsupportedDecodingMode
 from . import compat
+from .lone_rows import LoneRows
 from .runner import OUTPUT_FLAGS, RowRunner
 
 
@@ -27,8 +29,13 @@ _FORWARD_ARGUMENTS = {
     compat.CACHE_ARGUMENT,
     *OUTPUT_FLAGS,
 }
-# weak keys: a probe's answer holds for one model object in one attention setting and dies with the model
-_PROBED: weakref.WeakKeyDictionary[PreTrainedModel, set[tuple[Any, ...]]] = weakref.WeakKeyDictionary()
+# ways to run a model, best first
+ROWS, LONE, LONE_UNCACHED = "ragged rows", "row by row", "row by row, without a cache"
+SERIAL, SERIAL_UNCACHED = "serial", "serial, without a cache"
+# weak keys: a probe's answer holds for one model object in one setting and dies with the model
+_PROBED: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], tuple[str, str]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @dataclass(frozen=True)
@@ -36,16 +43,20 @@ class Admission:
     """How a model is run, or why it is not.
 
     Attributes:
-        admitted (`bool`): whether the model can be scored in ragged blocks.
-        reason (`str`): why not; empty if admitted.
+        admitted (`bool`): whether the model can be run.
+        reason (`str`): why not, or why not in ragged rows; empty if it is run in the best way.
         attention (`str`): attention path.
         layers (`dict[str, int]`): number of cache layers per kind.
+        strategy (`str`): `"ragged rows"` of one batch over one cache; `"row by row"`, each over a cache of its own, or
+            `"row by row, without a cache"`; `"serial"`, token by token, where drafts cannot help, or `"serial, without
+            a cache"`.
     """
 
     admitted: bool
     reason: str
     attention: str
     layers: dict[str, int]
+    strategy: str = ROWS
 
 
 def check_decoding_mode(generation_config: GenerationConfig) -> None:
@@ -67,16 +78,17 @@ def check_decoding_mode(generation_config: GenerationConfig) -> None:
         )
 
 
-def check_model_arguments(model_kwargs: dict[str, Any]) -> None:
+def check_model_arguments(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> None:
     """Refuses forward arguments whose continuation over drafts is not defined here.
 
     Raises:
         UnsupportedArgument: an argument other than masks, positions, token types, embeddings and output flags.
         UnsupportedCache: a cache that is not a plain [`~transformers.DynamicCache`].
     """
-    foreign = sorted(
-        name for name, value in model_kwargs.items() if value is not None and name not in _FORWARD_ARGUMENTS
-    )
+    known = {*_FORWARD_ARGUMENTS, compat.cache_argument(model)}
+    # `generate` puts an empty dict of encoder outputs into calls without images
+    absent = [name for name, value in model_kwargs.items() if value is None or (isinstance(value, dict) and not value)]
+    foreign = sorted(name for name in model_kwargs if name not in known and name not in absent)
     if foreign:
         raise UnsupportedArgument(
             f"Assisted decoding does not know how to continue the model argument(s) {', '.join(foreign)} over drafted "
@@ -85,11 +97,27 @@ def check_model_arguments(model_kwargs: dict[str, Any]) -> None:
     position_ids = model_kwargs.get("position_ids")
     if position_ids is not None and position_ids.dim() != 2:
         raise UnsupportedArgument("Only 2-D `position_ids` (one position per token) are supported with an assistant.")
-    cache = model_kwargs.get(compat.CACHE_ARGUMENT)
+    cache = model_kwargs.get(compat.cache_argument(model))
     if cache is not None:
-        check_cache(cache)
+        check_cache(cache, any_layers=admit(model).strategy != ROWS)
         if model_kwargs.get("use_cache") is False:
             raise UnsupportedCache("A cache is passed together with `use_cache=False`: leave one of them out.")
+
+
+def check_lone_rows(generation_config: GenerationConfig, model_kwargs: dict[str, Any], keeps_cache: bool) -> None:
+    """Refuses what is not defined yet where every row runs alone.
+
+    Raises:
+        UnsupportedArgument: attentions, hidden states or prompt embeddings.
+        UnsupportedCache: a cache of the caller's.
+    """
+    why = "The rows of this model run one by one over caches of their own"
+    wanted = [name for name in OUTPUT_FLAGS if model_kwargs.get(name)]
+    if wanted or model_kwargs.get("inputs_embeds") is not None:
+        what = " and ".join(wanted) or "inputs_embeds"
+        raise UnsupportedArgument(f"{why}, where `{what}` is not supported with an assistant: leave it out.")
+    if keeps_cache:
+        raise UnsupportedCache(f"{why}: leave out the cache that is passed in, or drop the assistant for this call.")
 
 
 def check_outputs_without_cache(generation_config: GenerationConfig) -> None:
@@ -106,14 +134,18 @@ def check_outputs_without_cache(generation_config: GenerationConfig) -> None:
         )
 
 
-def check_cache(cache: Any) -> None:
+def check_cache(cache: Any, any_layers: bool = False) -> None:
     """Refuses caches that cannot be rolled back row by row.
+
+    Args:
+        cache (`Cache`): the cache.
+        any_layers (`bool`): whether rows run alone, over whatever layers a dynamic cache has.
 
     Raises:
         UnsupportedCache: static, quantized, offloaded, recurrent or foreign caches.
     """
     kinds = {type(layer) for layer in cache.layers} if type(cache) is DynamicCache else {type(cache)}
-    if cache.__class__ is not DynamicCache or not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
+    if cache.__class__ is not DynamicCache or not (any_layers or kinds <= {DynamicLayer, DynamicSlidingWindowLayer}):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise UnsupportedCache(
             f"Assisted decoding needs a `DynamicCache` of attention layers and got {names}: pass "
@@ -140,19 +172,57 @@ def admit(model: PreTrainedModel) -> Admission:
         `Admission`: the outcome.
     """
     attention = getattr(compat.text_config(model), "_attn_implementation", None) or "eager"
-    reason = _surface(model, attention)
-    layers: dict[str, int] = {}
+    strategy, reason = "", _refusal(model)
     if not reason:
-        for window in compat.layer_windows(model):
-            kind = "full attention" if window is None else f"sliding attention ({window})"
-            layers[kind] = layers.get(kind, 0) + 1
-        passed = _PROBED.setdefault(model, set())
+        known = _PROBED.setdefault(model, {})
         setting = (attention, model.dtype, model.training, _hooks(model))
-        if setting not in passed:
-            reason = _probe(model)
+        if setting in known:
+            strategy, reason = known[setting]
+        else:
+            strategy, reason = _choose(model, attention)
             # a model that failed may be mended, so only success is remembered
-            passed.update([] if reason else [setting])
-    return Admission(not reason, reason, attention, layers)
+            if strategy:
+                known[setting] = strategy, reason
+    layers: dict[str, int] = {}
+    for window in compat.layer_windows(model) if strategy == ROWS else ():
+        kind = "full attention" if window is None else f"sliding attention ({window})"
+        layers[kind] = layers.get(kind, 0) + 1
+    return Admission(bool(strategy), reason, attention, layers, strategy)
+
+
+def _choose(model: PreTrainedModel, attention: str) -> tuple[str, str]:
+    """The best way to run a model, and why none better; no way and why not."""
+    reason = _surface(model, attention) or _probe(model)
+    if not reason:
+        return ROWS, ""
+    failures: list[str] = []
+    ways = [(LONE, _ROUNDS), (SERIAL, _STEPS), (LONE_UNCACHED, _ROUNDS), (SERIAL_UNCACHED, _STEPS)]
+    if compat.prepares_inputs_itself(model):
+        # what it does at each step may depend on more than a probe sees
+        ways = [way for way in ways if way[1] is _STEPS]
+    for strategy, rounds in ways:
+        failure = _probe_lone(model, strategy in (LONE, SERIAL), rounds)
+        if not failure:
+            more = f" Rows alone cannot be scored in blocks: {failures[0]}" if failures else ""
+            return strategy, reason + more
+        failures.append(failure)
+    return "", f"{reason} Nor can rows be run alone: {failures[0]} Drop the assistant for this call."
+
+
+def runner_for(model: PreTrainedModel, position_limit: int | None = None) -> RowRunner | LoneRows:
+    """What runs an admitted model.
+
+    Args:
+        model (`PreTrainedModel`): the model.
+        position_limit (`int`, *optional*): see [`RowRunner`].
+
+    Returns:
+        `RowRunner` or `LoneRows`: by the model's strategy.
+    """
+    strategy = admit(model).strategy
+    if strategy == ROWS:
+        return RowRunner(model, position_limit)
+    return LoneRows(model, strategy in (LONE, SERIAL), position_limit)
 
 
 def require(model: PreTrainedModel, role: str) -> None:
@@ -163,7 +233,7 @@ def require(model: PreTrainedModel, role: str) -> None:
         role (`str`): `"target"` or `"assistant"`, for the message.
 
     Raises:
-        UnsupportedArchitecture: the model cannot be scored in ragged blocks; the message says why.
+        UnsupportedArchitecture: the model can be run in no way; the message says why.
     """
     admission = admit(model)
     if not admission.admitted:
@@ -207,35 +277,29 @@ def _drops_out(model: PreTrainedModel) -> bool:
     return model.training and any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
-def _surface(model: PreTrainedModel, attention: str) -> str:
-    """Why the model's class or configuration rules it out; empty if it does not."""
+def _refusal(model: PreTrainedModel) -> str:
+    """Why a model is not run at all; empty if it may be."""
     if _drops_out(model):
         return "it is in training mode, where dropout makes every forward different: call `model.eval()`."
-    if compat.prepares_inputs_itself(model):
-        return (
-            "its class prepares the inputs of each step in its own way, which blocks of drafts would bypass. Drop the "
-            "assistant for this call."
-        )
     if model.config.is_encoder_decoder:
         return "encoder-decoder models are not supported yet. Drop the assistant for this call."
     if type(model).generate is not GenerationMixin.generate:
         return (
             "its class has a `generate` of its own that prepares more than tokens. Drop the assistant for this call."
         )
+    return ""
+
+
+def _surface(model: PreTrainedModel, attention: str) -> str:
+    """Why the model's class or configuration rules out ragged rows; empty if it does not."""
+    if compat.prepares_inputs_itself(model):
+        return "its class prepares the inputs of each step in its own way, which blocks of drafts could bypass."
     if getattr(model, "_is_stateful", False):
-        return (
-            "its recurrent state cannot be rolled back to the accepted tokens yet. Drop the assistant for this call."
-        )
+        return "its recurrent state cannot be rolled back row by row in one batch."
     if attention not in ("sdpa", "eager"):
-        return (
-            f"the attention path {attention!r} does not take ready 4-D masks. Load it with "
-            '`attn_implementation="sdpa"` or `"eager"`.'
-        )
+        return f"the attention path {attention!r} does not take ready 4-D masks."
     if not {"position_ids", compat.CACHE_ARGUMENT} <= compat.forward_parameters(model):
-        return (
-            "its forward takes no explicit `position_ids` or no cache, so rows cannot stand at different positions. "
-            "Drop the assistant for this call."
-        )
+        return "its forward takes no explicit `position_ids` or no cache, so rows cannot stand at different positions."
     layers = DynamicCache(config=compat.text_config(model)).layers
     foreign = {
         type(layer).__name__ for layer in layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)
@@ -251,9 +315,9 @@ def _surface(model: PreTrainedModel, attention: str) -> str:
         kinds.add("local_attention")
     if foreign or kinds:
         names = ", ".join(sorted(foreign | kinds))
-        return f"its layers of kind {names} cannot be rolled back row by row yet. Drop the assistant for this call."
+        return f"its layers of kind {names} cannot be rolled back row by row in one batch."
     if any(window is not None and window < 2 for window in compat.layer_windows(model)):
-        return "a sliding window of less than two tokens leaves nothing to cache. Drop the assistant for this call."
+        return "a sliding window of less than two tokens leaves nothing to cache."
     return ""
 
 
@@ -296,9 +360,11 @@ def _probe(model: PreTrainedModel) -> str:
                 ):
                     full = model(input_ids=tensor([path]), use_cache=False).logits[0, -len(got) :].float()
                     differences.append(((got.float() - full).abs().max() / full.std().clamp_min(1e-12)).item())
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a model raises in a way of running that is not its own
             what = f"{type(error).__name__}: {error}"
-            return f"scoring a block of tokens per row failed ({what}). Drop the assistant for this call."
+            return f"scoring a block of tokens per row failed ({what})."
     bound = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.25
     # one by one: `max` may pass over a NaN
     if all(difference <= bound for difference in differences):
@@ -310,5 +376,95 @@ def _probe(model: PreTrainedModel) -> str:
         )
     return (
         f"rows scored in blocks differ from rows scored alone by {max(differences):.2g} standard deviations of a "
-        "logit. Drop the assistant for this call."
+        "logit."
     )
+
+
+# tokens read per row, and how many of them are right and kept in each row
+_ROUNDS = ((3, 1, 3), (4, 4, 2), (2, 2, 2))
+_STEPS = ((1, 1, 1),) * 4
+
+
+_TAILS = ((6, 2, 8, 11, 7, 4, 3, 12), (9, 5, 3, 10, 2, 7, 6, 13))
+
+
+class _Script(LogitsProcessor):
+    """Makes plain `generate` write given tokens."""
+
+    def __init__(self, start: int, tokens: Sequence[int]) -> None:
+        self.start, self.tokens = start, tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        place = input_ids.shape[1] - self.start
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.tokens[min(place, len(self.tokens) - 1)]] = 0
+        return forced
+
+
+def _plain_logits(model: PreTrainedModel, prompt: torch.Tensor, tail: Sequence[int]) -> torch.Tensor:
+    """Logits `(len(tail) + 1, V)` of plain `generate` as it writes `tail` after a prompt `(1, P)`."""
+    config = GenerationConfig(
+        max_new_tokens=len(tail) + 1,
+        do_sample=False,
+        num_beams=1,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    script = LogitsProcessorList([_Script(prompt.shape[1], tail)])
+    arguments = {"generation_config": config, "logits_processor": script, "eos_token_id": None}
+    output = GenerationMixin.generate(model, prompt, attention_mask=torch.ones_like(prompt), **arguments)
+    return torch.cat(output.logits).float()
+
+
+@torch.no_grad()
+def _probe_lone(model: PreTrainedModel, cached: bool, rounds: Any) -> str:
+    """Runs two rows in turns, in blocks and going back, and compares with plain `generate` on each row."""
+    vocabulary = compat.text_config(model).vocab_size
+    device = compat.model_device(model, torch.device("cpu"))
+
+    def tensor(rows: Any) -> torch.Tensor:
+        return torch.tensor(rows, device=device) % vocabulary
+
+    def kwargs(rows: int, width: int) -> dict[str, Any]:
+        mask = torch.ones(rows, width, dtype=torch.long, device=device)
+        made: dict[str, Any] = {"attention_mask": mask, "use_cache": cached}
+        if "position_ids" in compat.forward_parameters(model):
+            made["position_ids"] = mask.cumsum(1) - 1
+        if cached and (cache := compat.new_cache(model)) is not None:
+            made[compat.cache_argument(model)] = cache
+        return made
+
+    width = max(map(len, _PROMPTS))
+    prompts = [[9] * (width - len(row)) + list(row) for row in _PROMPTS]
+    tails = [[token % vocabulary for token in tail] for tail in _TAILS]
+    differences = []
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            expected = [
+                _plain_logits(model, tensor([prompt]), tail) for prompt, tail in zip(prompts, tails, strict=True)
+            ]
+            both = LoneRows(model, cached)
+            got = [both.prefill(tensor(prompts), GenerationConfig(), kwargs(2, width)).logits[:, -1]]
+            differences = [(got[0][row].float() - expected[row][0]).abs().max() for row in range(2)]
+            starts, right = [0, 0], tensor(tails)
+            for size, *kept in rounds:
+                block = torch.stack([right[row, start : start + size] for row, start in enumerate(starts)])
+                for row, count in enumerate(kept):
+                    block[row, count:] = (block[row, count:] + 1) % vocabulary
+                logits = both.forward(block, [width + start for start in starts]).logits.float()
+                for row, (start, count) in enumerate(zip(starts, kept, strict=True)):
+                    wanted = expected[row][start + 1 : start + 1 + count]
+                    differences.append((logits[row, :count] - wanted).abs().max())
+                starts = [start + count for start, count in zip(starts, kept, strict=True)]
+            scale = torch.cat(expected).std().clamp_min(1e-12)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a model raises in a way of running that is not its own
+            return f"running rows alone failed ({type(error).__name__}: {error})."
+    # tighter than between rows: a block that starts from a wrong state can still be near
+    bound = 1e-4 if model.dtype in (torch.float32, torch.float64) else 0.25
+    worst = [float(difference / scale) for difference in differences]
+    if all(difference <= bound for difference in worst):
+        return ""
+    return f"they differ from plain steps by {max(worst):.2g} standard deviations of a logit."

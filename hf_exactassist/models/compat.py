@@ -67,6 +67,20 @@ def turning_points(model: PreTrainedModel) -> list[tuple[int, bool]]:
     return points
 
 
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the model calls its cache; recurrent classes had a name of their own until 5.22."""
+    names = forward_parameters(model)
+    return "cache_params" if "cache_params" in names and CACHE_ARGUMENT not in names else CACHE_ARGUMENT
+
+
+def new_cache(model: PreTrainedModel) -> DynamicCache | None:
+    """An empty cache as `generate` makes it; `None` for classes that carry their past in another way."""
+    supports = getattr(model, "_supports_default_dynamic_cache", None)
+    if supports is not None and not supports():
+        return None
+    return DynamicCache(config=text_config(model))
+
+
 def prepares_inputs_itself(model: PreTrainedModel) -> bool:
     """Whether code from outside Transformers decides what the model is shown at each step."""
     names = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")

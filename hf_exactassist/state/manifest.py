@@ -54,14 +54,15 @@ _FALLBACKS: dict[str, type[errors.StaleRound]] = {
 }
 # of a drafter, all else is called as its maker likes, perhaps like a field above
 _OF_A_DRAFTER = ("model", "token_map", "processors")
-# public attributes that count and set nothing
-_COUNTERS = ("forwards",)
+# public attributes that count, or follow from others, and set nothing
+_COUNTERS = ("forwards", "stops_early")
 
 
 def settings_of(thing: Any) -> dict[str, Any]:
     """Class and public plain attributes of an object, as a manifest holds them; counters of work are left out."""
     plain = (bool, int, float, str, type(None))
-    public = {k: v for k, v in vars(thing).items() if not k.startswith("_") and isinstance(v, plain)}
+    held = getattr(thing, "__dict__", {})
+    public = {k: v for k, v in held.items() if not k.startswith("_") and isinstance(v, plain)}
     settings = {k: v for k, v in public.items() if k not in _COUNTERS}
     return {"kind": f"{type(thing).__module__}.{type(thing).__qualname__}", **settings}
 
@@ -129,11 +130,17 @@ def require_same(bound: Mapping[str, Any], current: Mapping[str, Any], what: str
     Raises:
         StaleRound: the subclass that belongs to the first differing field.
     """
+    if not isinstance(bound, Mapping) or not isinstance(current, Mapping):
+        raise errors.InvalidArgument("Manifests are dicts as `session.manifest()` returns them.")
     for part in ("round", "call"):
         for path, old, new in _differences(_plain(bound.get(part)), _plain(current.get(part)), (part,)):
+            fix = (
+                "Its time is over: forget it, and step again."
+                if path[0] == "round"
+                else "Put that back and step again, or start a new call."
+            )
             raise error_for(path)(
-                f"{what} belongs to another state: {'.'.join(path)} is {_shown(new)} now and was {_shown(old)}. Put "
-                "it back and step again, or start a new call."
+                f"{what} belongs to another state: {'.'.join(path)} is {_shown(new)} now and was {_shown(old)}. {fix}"
             )
 
 

@@ -17,6 +17,7 @@ import torch
 from transformers.generation import logits_process as hf
 
 from ..errors import BatchCoupledProcessor, StatefulProcessor
+from .manifest import settings_of
 from .purity import digest_or_unreadable, is_stateless, treats_rows_alone
 from .rows import prefixes
 
@@ -169,15 +170,12 @@ class ProcessorPipeline:
         self.processors = list(processors)
         self._prompt, self._vocabulary = input_ids, vocabulary
         self._stages = [_stage(processor, input_ids, vocabulary) for processor in processors]
-        self._described: list[dict[str, str]] | None = None
+        self._described: list[dict[str, Any]] | None = None
 
-    def describe(self) -> list[dict[str, str]]:
-        """Class and digest of the settings of each processor, in order."""
+    def describe(self) -> list[dict[str, Any]]:
+        """Of each processor, in order: class, plain settings, and a digest of all it holds."""
         if self._described is None:
-            self._described = [
-                {"class": f"{type(p).__module__}.{type(p).__qualname__}", "digest": digest_or_unreadable(p)}
-                for p in self.processors
-            ]
+            self._described = [_described(processor) for processor in self.processors]
         return self._described
 
     @property
@@ -215,6 +213,11 @@ class ProcessorPipeline:
         for stage in self._stages:
             scores = stage.apply(scores, rows, lengths, ids)
         return scores
+
+
+def _described(processor: Any) -> dict[str, Any]:
+    settings = settings_of(processor)
+    return {"class": settings.pop("kind"), "settings": settings, "digest": digest_or_unreadable(processor)}
 
 
 def _stage(processor: Any, input_ids: torch.Tensor, vocabulary: int) -> _Stage:

@@ -1,5 +1,6 @@
 """A commit that contradicts itself or the state is refused by name and changes nothing (contract 0x06A to 0x06E)."""
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -290,3 +291,24 @@ def test_a_commit_has_one_entry_per_row(models, layout, name):
     with pytest.raises(InvalidCommit, match="leaves another state of the logits processors"):
         session.publish(replace(commit, processors_after="x"))
     assert session.rows.state is state and session.publish(commit) is True
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_commit_that_nobody_staged_is_refused_though_nothing_contradicts_it(models, layout, expected):
+    """A last token has no keys and values to be compared with."""
+    session = opened(models, layout)
+    commit, place = unpublished(session, ends_in("recovered"))
+    state = session.rows.state
+    for token in (5, -1, 10**6):
+        forged = changed(commit, place, tokens=(*commit.tokens[place][:-1], token))
+        with pytest.raises(InvalidCommit, match="was not staged by this session"):
+            session.publish(forged)
+    with pytest.raises(InvalidCommit, match="was not staged"):
+        session.publish(replace(commit, spent_after=commit.spent_before))
+    with pytest.raises(InvalidCommit, match="is malformed"):
+        session.publish(replace(commit, tokens=tuple(list(tokens) for tokens in commit.tokens)))
+    for nothing in (None, 3, {}):
+        with pytest.raises(hf_exactassist.InvalidArgument, match="takes a commit"):
+            session.publish(nothing)
+    assert session.rows.state is state and session.publish(pickle.loads(pickle.dumps(commit))) is True
+    assert torch.equal(session.result(), expected)

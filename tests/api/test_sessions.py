@@ -1,13 +1,14 @@
 """A call stepped from outside: a round that fails changes nothing and is made again (contract 0x06A, 0x06E)."""
 
 import copy
+import gc
 import os
 import random
 import signal
 
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, StoppingCriteria
 
 import hf_exactassist
 from hf_exactassist.errors import GenerationChanged
@@ -156,16 +157,16 @@ MODELS = ("target forward", "draft forward")
 
 
 def armed(monkeypatch, where, models, error, number):
+    """Not yet: a session knows the hooks it began with, and the probe's forwards do not count."""
     event = Armed(error, number)
+    event.on = False
     if where in MODELS:
-        event.on = False
         models[where == "draft forward"].model.layers[1].register_forward_pre_hook(event)
-        # the probe's forwards are not counted
         admit(models[where == "draft forward"])
-        event.on = True
     else:
         how, owner, name = STAGES[where]
         how(monkeypatch, owner, name, event)
+    return event
 
 
 def finish(session, error):
@@ -221,8 +222,9 @@ def test_a_round_that_failed_is_made_again(monkeypatch, models, layout, lengths,
     mode = {**MODES["sampled"], **EVERYTHING}
     expected = uninterrupted(models, lengths, **mode)
     streamer = RecordingStreamer()
+    event = armed(monkeypatch, where, models, error, number)
     session = opened(models, lengths, **mode, layout=layout, streamer=streamer if len(lengths) == 1 else None)
-    armed(monkeypatch, where, models, error, number)
+    event.on = True
     assert finish(session, error) == 1
     assert_equal_outputs(session.result(), expected)
 
@@ -475,7 +477,7 @@ def test_dropped_rows_end_where_they_stand_and_the_others_do_not_notice(models):
     session.step()
     length = session.rows.lengths[1]
     session.drop_rows([1])
-    with pytest.raises(hf_exactassist.InvalidArgument, match="Rows 0 to 2"):
+    with pytest.raises(hf_exactassist.InvalidArgument, match="out of 0 to 2"):
         session.drop_rows([3])
     output = session.result().sequences
     assert torch.equal(output[1, :length], expected[1, :length]) and not output[1, length:].any()
@@ -517,3 +519,125 @@ def test_what_is_handed_out_is_in_the_result_where_rows_go_on_for_each_other(mod
             whole[: len(tokens)] == tokens for whole, tokens in zip(expected[:, 9:].tolist(), so_far, strict=True)
         )
     assert seen == expected[:, 9:].tolist() and expected.shape[1] < 9 + 24
+
+
+# --- the end, and sessions that nobody ends
+
+
+@pytest.mark.parametrize("cache", ["own", "passed in"])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_a_result_that_failed_half_way_can_be_asked_for_again(monkeypatch, models, lengths, number, cache):
+    """Handing the cache over takes memory, layer by layer."""
+    mode = {**MODES["sampled"], "return_dict_in_generate": True}
+    expected = uninterrupted(models, lengths, **mode)
+    given = DynamicCache(config=models[0].config)
+    session = opened(models, lengths, **mode, **({CACHE: given} if cache == "passed in" else {}))
+    while session.step() is not None:
+        pass
+    event, original = Armed(torch.OutOfMemoryError("CUDA out of memory."), number), torch.Tensor.contiguous
+
+    def contiguous(tensor, *args, **kwargs):
+        event()
+        return original(tensor, *args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError) as caught:
+        patch.setattr(torch.Tensor, "contiguous", contiguous)
+        session.result()
+    new = expected.sequences[:, max(lengths) :].tolist()
+    assert [row[: len(text)] for row, text in zip(new, caught.value.published, strict=True)] == caught.value.published
+    output = session.result()
+    assert torch.equal(output.sequences, expected.sequences)
+    assert cache == "own" or output[CACHE] is given
+    for ours, theirs in zip(output[CACHE].layers, expected[CACHE].layers, strict=True):
+        assert torch.equal(ours.keys, theirs.keys) and torch.equal(ours.values, theirs.values)
+
+
+@pytest.mark.parametrize("end", ["abandon", "forget"])
+def test_a_cache_passed_in_is_as_it_was_until_the_result_is_there(models, end):
+    first = models[0].generate(
+        **prompts([6]), do_sample=False, max_new_tokens=4, eos_token_id=None, return_dict_in_generate=True
+    )
+    cache, text = first[CACHE], first.sequences
+    before = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
+    call = {"assistant_model": models[1], **SETTINGS, "do_sample": False, CACHE: cache}
+    session = hf_exactassist.start(models[0], text, **call)
+    session.step()
+    session.step()
+    assert cache.get_seq_length() == text.shape[1] - 1
+    if end == "abandon":
+        session.abandon()
+    del session
+    gc.collect()
+    for layer, (keys, values) in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys) and torch.equal(layer.values, values)
+    plain = models[0].generate(text, **SETTINGS_OF_PLAIN, **{CACHE: copy.deepcopy(cache)})
+    assert torch.equal(hf_exactassist.generate(models[0], text, **call), plain)
+
+
+SETTINGS_OF_PLAIN = {name: value for name, value in SETTINGS.items() if name != "num_assistant_tokens"}
+SETTINGS_OF_PLAIN["do_sample"] = False
+
+
+@pytest.mark.parametrize("how", ["steps", "iteration", "result"])
+def test_the_streamer_ends_once_when_all_is_published(models, how):
+    streamer = RecordingStreamer()
+    session = opened(models, [6], do_sample=False, streamer=streamer)
+    if how == "steps":
+        while session.step() is not None:
+            pass
+    elif how == "iteration":
+        list(session)
+    assert streamer.ended == (how != "result")
+    session.result()
+    session.result()
+    assert streamer.ended == 1
+
+
+def test_settings_may_stand_in_a_generation_config(models):
+    """Keyword arguments beat it, as for every setting."""
+    config = GenerationConfig(**SETTINGS, do_sample=True)
+    config.coupling, config.layout, config.seed = "shared_noise", "retained", 7
+    call = {"assistant_model": models[1], "generation_config": config}
+    session = hf_exactassist.start(models[0], **prompts([6]), **call)
+    assert session.coordinate().layout == "retained" and session.judging.coupling == "shared_noise"
+    expected = uninterrupted(models, [6], do_sample=True, coupling="shared_noise", seed=7)
+    assert torch.equal(session.result(), expected)
+    session = hf_exactassist.start(models[0], **prompts([6]), **call, layout="replay", coupling="maximal")
+    assert session.coordinate().layout == "replay" and session.judging.coupling == "maximal"
+    config.layout = "sideways"
+    with pytest.raises(hf_exactassist.InvalidArgument, match="layout.*sideways"):
+        hf_exactassist.start(models[0], **prompts([6]), **call)
+
+
+@pytest.mark.parametrize("rows", [0, None, [3], [-1], ["a"]])
+def test_rows_to_drop_are_a_list_of_rows(models, rows):
+    session = opened(models, [9, 4, 6], do_sample=False)
+    session.step()
+    with pytest.raises(hf_exactassist.InvalidArgument, match="out of 0 to 2"):
+        session.drop_rows(rows)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "heuristic"])
+def test_an_interrupt_while_a_round_is_told_waits(monkeypatch, models, schedule):
+    """The schedule learns of every round once: the next drafts depend on it."""
+    mode = {**MODES["sampled"], "num_assistant_tokens_schedule": schedule, "return_dict_in_generate": True}
+    expected = uninterrupted(models, [9, 4, 6], **mode)
+    session, interrupts = opened(models, [9, 4, 6], **mode), 0
+    observe = session.schedule.observe
+
+    def interrupted(*args):
+        signal.raise_signal(signal.SIGINT)
+        observe(*args)
+
+    session.schedule.observe = interrupted
+    while not session.finished:
+        generation = session.rows.state.generation
+        try:
+            session.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+        assert session.rows.state.generation == generation + 1
+    output = session.result()
+    assert interrupts > 2 and torch.equal(output.sequences, expected.sequences)
+    assert output.assist_stats.drafted_by_position == expected.assist_stats.drafted_by_position

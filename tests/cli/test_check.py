@@ -60,7 +60,7 @@ def test_an_assistant_without_tokenizer_is_compared_by_size(exactassist, folders
     assert "only the sizes of the heads were compared" in done.out
 
 
-def test_a_recurrent_model_is_refused(exactassist, folders, tmp_path):
+def test_a_recurrent_model_is_run_row_by_row_or_serially(exactassist, folders, tmp_path):
     from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
     sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "intermediate_size": 32, "time_step_rank": 2}
@@ -68,10 +68,13 @@ def test_a_recurrent_model_is_refused(exactassist, folders, tmp_path):
     PreTrainedTokenizerFast.from_pretrained(folders.target).save_pretrained(tmp_path)
     done = exactassist("check", "-t", tmp_path, "-a", folders.assistant, "--json")
     report = json.loads(done.out)
-    assert (done.code, report["target"]["admitted"], report["assistant"]["admitted"]) == (1, False, True)
-    assert "The target: its recurrent state" in report["reasons"][0]
-    refused = exactassist("generate", "-t", tmp_path, "-a", folders.assistant, "who")
-    assert refused.code == 1 and "recurrent state" in refused.err
+    assert (done.code, report["target"]["admitted"], report["assistant"]["admitted"]) == (0, True, True)
+    strategy = report["target"]["strategy"]
+    assert strategy in ("row by row", "serial") and "recurrent state" in report["target"]["reason"]
+    text = exactassist("check", "-t", tmp_path, "-a", folders.assistant)
+    assert f"The target runs {strategy}" in text.out and "recurrent state" in text.out
+    continued = exactassist("generate", "-t", tmp_path, "-a", folders.assistant, "-n", "4", "who")
+    assert continued.code == 0 and continued.out
 
 
 def test_saved_settings_that_cannot_be_kept(exactassist, folders, tmp_path):

@@ -61,11 +61,15 @@ class OwnInputs(LlamaForCausalLM):
         return {**inputs, "position_ids": torch.where(positions > 20, positions // 2 + 10, positions)}
 
 
-def test_a_class_that_prepares_its_own_inputs_is_refused():
-    target = tiny()
+def test_a_class_that_prepares_its_own_inputs_is_decoded_step_by_step():
+    target, inputs, settings = tiny(), prompts([5]), {**GREEDY, "max_new_tokens": 40}
+    other = target.generate(**inputs, **settings)
     target.__class__ = OwnInputs
-    with pytest.raises(hf_exactassist.UnsupportedArchitecture, match="its own way"):
-        hf_exactassist.generate(target, **prompts([5]), **GREEDY, max_new_tokens=4, assistant_model=noisy(tiny()))
+    plain = target.generate(**inputs, **settings)
+    settings |= {"assistant_model": noisy(tiny()), "return_dict_in_generate": True}
+    ours = hf_exactassist.generate(target, **inputs, **settings)
+    assert torch.equal(ours.sequences, plain) and not torch.equal(plain, other)
+    assert "its own way" in ours.assist_stats.serial and ours.assist_stats.drafted == 0
 
 
 def test_a_hook_added_after_the_first_call_is_probed_too():
@@ -77,8 +81,11 @@ def test_a_hook_added_after_the_first_call_is_probed_too():
         return torch.cat([output[:, :-1], output[:, -1:] + 2.0], dim=1)
 
     target.model.layers[0].register_forward_hook(steer)
-    with pytest.raises(hf_exactassist.UnsupportedArchitecture, match="differ from rows scored alone"):
-        hf_exactassist.generate(target, **inputs, **settings)
+    ours = hf_exactassist.generate(target, **inputs, **settings, return_dict_in_generate=True)
+    assert "differ from rows scored alone" in ours.assist_stats.serial
+    for row, length in enumerate((5, 3)):
+        alone = target.generate(inputs["input_ids"][row : row + 1, 5 - length :], **GREEDY, max_new_tokens=4)
+        assert torch.equal(ours.sequences[row, 5 - length :], alone[0])
 
 
 def test_a_mended_model_is_admitted():

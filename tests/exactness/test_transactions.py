@@ -146,13 +146,13 @@ class Rounds(RuleBasedStateMachine):
     @rule(point=st.sampled_from(sorted(POINTS)), error=st.sampled_from([Injected, KeyboardInterrupt, MemoryError]))
     def fail(self, point, error):
         owner, name = POINTS[point]
-        state, stats = self.session.rows.state, vars(self.session.stats).copy()
+        state, stats = self.session.rows.state, vars(self.session.rows.state.stats).copy()
         with mock.patch.object(owner, name, side_effect=error), contextlib.suppress(error):
             self.accept(self.session.step())
             # the prompts' round drafts nothing and scores nothing more
             assert state.generation == 0 and point in ("propose", "score")
             return
-        assert self.session.rows.state is state and vars(self.session.stats) == stats
+        assert self.session.rows.state is state and vars(state.stats) == stats
 
     @precondition(lambda self: not self.session.finished and self.session.rows.state.generation)
     @rule(share=st.sampled_from([0.0, 0.5, 1.0]))

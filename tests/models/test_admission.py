@@ -1,4 +1,4 @@
-"""Models are admitted by their surface and a probe on themselves, or refused by name before the first token.
+"""Models are admitted by their surface and probes on themselves, or refused by name before the first token.
 
 Contract 0x06L, 0x07A; user-reports A15 and A19: what cannot be rolled back row by row is not tried.
 """
@@ -52,19 +52,43 @@ def gpt_neo(window):
 
 SEQ2SEQ = {**IDS, "d_model": 32, "decoder_start_token_id": 1}
 BART = {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-# model, and what its refusal says
-REFUSED = {
+MAMBA = {**IDS, "hidden_size": 32, "num_hidden_layers": 2}
+LLAMA4 = {
+    **IDS,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 32,
+    "num_local_experts": 1,
+    "head_dim": 8,
+}
+# model, how it is run, and why not in ragged rows
+LONE = {
     "bloom": (
         lambda: built("BloomForCausalLM", "BloomConfig", **IDS, hidden_size=32, n_layer=2, n_head=4),
+        "row by row",
         "position_ids",
     ),
     # the window of the second is far beyond what a probe reads
-    "gpt_neo": (lambda: gpt_neo(4), "local_attention"),
-    "gpt_neo, wide": (lambda: gpt_neo(256), "local_attention"),
-    "mamba": (
-        lambda: built("MambaForCausalLM", "MambaConfig", **IDS, hidden_size=32, num_hidden_layers=2),
-        "recurrent state",
+    "gpt_neo": (lambda: gpt_neo(4), "row by row", "local_attention"),
+    "gpt_neo, wide": (lambda: gpt_neo(256), "row by row", "local_attention"),
+    "mamba": (lambda: built("MambaForCausalLM", "MambaConfig", **MAMBA), "serial", "recurrent state"),
+    "roformer": (lambda: built("RoFormerForCausalLM", "RoFormerConfig", **BERT), "row by row", "position_ids"),
+    "roberta": (
+        lambda: built("RobertaForCausalLM", "RobertaConfig", **BERT),
+        "row by row",
+        "differ from rows scored alone",
     ),
+    "chunked attention": (
+        lambda: built("Llama4ForCausalLM", "Llama4TextConfig", **LLAMA4),
+        "row by row",
+        "chunked_attention",
+    ),
+}
+# model, and what its refusal says
+REFUSED = {
     "t5": (
         lambda: built("T5ForConditionalGeneration", "T5Config", **SEQ2SEQ, d_kv=8, d_ff=64, num_layers=2, num_heads=4),
         "encoder-decoder",
@@ -74,24 +98,6 @@ REFUSED = {
             "BartForConditionalGeneration", "BartConfig", **SEQ2SEQ, **BART, encoder_layers=1, decoder_layers=1
         ),
         "encoder-decoder",
-    ),
-    "roformer": (lambda: built("RoFormerForCausalLM", "RoFormerConfig", **BERT), "position_ids"),
-    "roberta": (lambda: built("RobertaForCausalLM", "RobertaConfig", **BERT), "differ from rows scored alone"),
-    "chunked attention": (
-        lambda: built(
-            "Llama4ForCausalLM",
-            "Llama4TextConfig",
-            **IDS,
-            hidden_size=32,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            intermediate_size=32,
-            intermediate_size_mlp=32,
-            num_local_experts=1,
-            head_dim=8,
-        ),
-        "chunked_attention",
     ),
 }
 LAYERS = {
@@ -126,13 +132,21 @@ def test_models_that_score_ragged_blocks_are_admitted(architecture, attention, d
     admission.require(model, "target")
 
 
-def test_float64_on_the_eager_path_is_refused_since_padding_breaks_it_in_transformers():
+def test_float64_on_the_eager_path_runs_rows_alone_since_padding_breaks_it_in_transformers():
     """Its softmax is float32, where the float64 mask of a padding query is -inf throughout: 0 x NaN follows."""
     model = tiny().double()
     model.set_attn_implementation("eager")
     plain = model.generate(**prompts([3, 6]), **SETTINGS, return_dict_in_generate=True, output_logits=True)
     assert plain.logits[0][0].isnan().all() and not plain.logits[0][1].isnan().any()
-    assert not admission.admit(model).admitted
+    answer = admission.admit(model)
+    assert answer.strategy == "row by row" and "NaN" in answer.reason
+
+
+@pytest.mark.parametrize("name", LONE)
+def test_other_models_run_their_rows_alone_and_say_why(name):
+    build, strategy, reason = LONE[name]
+    answer = admission.admit(build())
+    assert answer.admitted and answer.strategy == strategy and reason in answer.reason
 
 
 @pytest.mark.parametrize("role", ["target", "assistant"])
@@ -163,7 +177,7 @@ def test_a_window_that_the_cache_does_not_know_of_would_be_missed():
     with torch.no_grad():
         ours, theirs = model(input_ids=text).logits[0], wide(input_ids=text).logits[0]
     assert (ours[:12] - theirs[:12]).abs().max() < 1e-5 < (ours[-1] - theirs[-1]).abs().max()
-    assert admission._probe(model) == "" and not admission.admit(model).admitted
+    assert admission._probe(model) == "" and admission.admit(model).strategy == "row by row"
 
 
 def test_global_layers_alone_of_the_same_class_are_admitted():
@@ -183,13 +197,15 @@ def test_global_layers_alone_of_the_same_class_are_admitted():
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "flex_attention"])
-def test_attention_paths_without_ready_masks_are_refused_with_the_argument_to_change(attention):
+def test_attention_paths_that_cannot_run_here_are_refused_and_those_without_ready_masks_run_rows_alone(attention):
     model = tiny()
+    assert admission._surface(model, attention) == f"the attention path {attention!r} does not take ready 4-D masks."
     model.config._attn_implementation = attention
-    with pytest.raises(UnsupportedArchitecture, match=f'{attention}.*attn_implementation="sdpa"'):
-        hf_exactassist.generate(model, **prompts([4]), **SETTINGS, assistant_model=tiny(seed=1))
-    model.config._attn_implementation = "sdpa"
-    assert admission.admit(model).admitted
+    answer = admission.admit(model)
+    assert attention in answer.reason and answer.strategy in ("row by row", "")
+    if not answer.admitted:
+        with pytest.raises(UnsupportedArchitecture, match=attention):
+            hf_exactassist.generate(model, **prompts([4]), **SETTINGS, assistant_model=tiny(seed=1))
 
 
 def test_dropout_at_work_is_refused_with_the_call_to_make():
@@ -213,9 +229,25 @@ def test_a_model_that_cannot_score_blocks_says_what_happened():
 
     model.register_forward_pre_hook(refuse, with_kwargs=True)
     answer = admission.admit(model)
-    assert (
-        not answer.admitted and "ValueError: no such mask" in answer.reason and "Drop the assistant" in answer.reason
-    )
+    assert answer.strategy == "row by row" and "ValueError: no such mask" in answer.reason
+
+
+def test_a_model_that_fails_throughout_says_what_happened():
+    model = tiny()
+
+    def refuse(module, args):
+        raise ValueError("never")
+
+    model.register_forward_pre_hook(refuse)
+    answer = admission.admit(model)
+    assert not answer.admitted and "ValueError: never" in answer.reason and "Drop the assistant" in answer.reason
+
+
+def test_scores_that_are_no_numbers_are_refused():
+    model = tiny()
+    with torch.no_grad():
+        model.lm_head.weight[5] = float("nan")
+    assert not admission.admit(model).admitted
 
 
 @pytest.mark.parametrize("place", [(0, 0), (1, 1), (1, 2)])
@@ -231,7 +263,7 @@ def test_the_probe_notices_a_wrong_logit_wherever_it_is(place, value):
         return output
 
     model.lm_head.register_forward_hook(bend)
-    assert not admission.admit(model).admitted
+    assert admission.admit(model).strategy == "row by row"
 
 
 def test_the_probe_notices_keys_that_should_be_hidden():
@@ -265,19 +297,19 @@ def unchanged(before, after):
         assert identity == other[0] and version == other[2] and torch.equal(value, other[1]), name
 
 
-@pytest.mark.parametrize("build", [*ARCHITECTURES, "dropout", "refused"])
+@pytest.mark.parametrize("build", [*ARCHITECTURES, "dropout", *LONE])
 def test_the_probe_leaves_the_model_and_every_generator_as_they_were(build):
     """The caller's next draw must not depend on whether it ran."""
     if build == "dropout":
         model = tiny("gpt2").train()
     else:
-        model = REFUSED["roberta"][0]() if build == "refused" else tiny(build)
+        model = LONE[build][0]() if build in LONE else tiny(build)
     before = snapshot(model)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     calls = forwards(model)
     answer = admission.admit(model)
     # dropout is refused without a look
-    assert answer.admitted == (build in ARCHITECTURES) and bool(calls) == (build != "dropout")
+    assert answer.admitted == bool(calls) == (build != "dropout")
     assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
     assert np.array_equal(np.random.get_state()[1], states[2])
     unchanged(before, snapshot(model))
@@ -324,10 +356,13 @@ def test_another_setting_is_probed_anew(change):
 
 def test_a_model_that_failed_the_probe_is_asked_again():
     """It may have been mended."""
-    model = REFUSED["roberta"][0]()
-    answer = admission.admit(model)
-    calls = forwards(model)
-    assert admission.admit(model) == answer and not answer.admitted and calls
+    model = tiny()
+    weight = model.lm_head.weight[5].detach().clone()
+    with torch.no_grad():
+        model.lm_head.weight[5] = float("nan")
+        assert not admission.admit(model).admitted
+        model.lm_head.weight[5] = weight
+    assert admission.admit(model).strategy == "ragged rows"
 
 
 def test_what_is_remembered_dies_with_the_model():
@@ -339,9 +374,9 @@ def test_what_is_remembered_dies_with_the_model():
     assert reference() is None and len(admission._PROBED) < size
 
 
-def test_a_window_of_one_token_is_refused():
+def test_a_window_of_one_token_leaves_rows_alone():
     answer = admission.admit(tiny("mistral", sliding_window=1))
-    assert not answer.admitted and "less than two tokens" in answer.reason
+    assert answer.strategy != "ragged rows" and "less than two tokens" in answer.reason
 
 
 def test_layers_that_know_no_window_are_named():
@@ -358,4 +393,4 @@ def test_layers_that_know_no_window_are_named():
         layer_types=["linear_attention", "full_attention"],
     )
     answer = admission.admit(hf.MiniMaxForCausalLM(config).eval())
-    assert not answer.admitted and "linear_attention" in answer.reason
+    assert answer.strategy != "ragged rows" and "linear_attention" in answer.reason

@@ -1,0 +1,260 @@
+"""Runs the rows of a batch one by one, each over a cache of Transformers' own, as `generate` runs a single row.
+
+For models that cannot be scored in ragged blocks: recurrent and hybrid ones, those that compute masks or positions
+themselves, those without a cache. A row goes back to the accepted tokens by cropping its cache, or, where that is
+not possible, by putting an earlier state back; the tokens in between are then read again together with the next ones.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import Cache
+
+from ..state import snapshot
+from ..state.cache import RowCache
+from . import compat
+
+
+# earlier states kept per row: the last one gone back to, and those after it where drafts are read token by token
+_SNAPSHOTS = 8
+# per-token arguments, which grow with the row
+_PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids")
+
+
+@dataclass
+class _Row:
+    """One row: how it is read, what carries its past, and how far it has been read."""
+
+    pad: int
+    arguments: dict[str, Any]
+    per_token: dict[str, torch.Tensor]
+    past: dict[str, Any]
+    empty: dict[str, Any]
+    length: int = 0
+    snapshots: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+
+
+class LoneRows:
+    """A causal language model and one past per row; slots, tokens and lengths as in [`RowRunner`].
+
+    Args:
+        model (`PreTrainedModel`): an admitted model.
+        cached (`bool`): whether a past is carried at all; without, every forward reads the whole row.
+        position_limit (`int`, *optional*): rows are not read beyond so many tokens.
+
+    Attributes:
+        cache (`RowCache`): no layers, but `cache.tokens` names what each slot was made from.
+        forwards (`int`): forward passes so far.
+    """
+
+    def __init__(self, model: PreTrainedModel, cached: bool = True, position_limit: int | None = None) -> None:
+        self.model, self.cached, self.position_limit = model, cached, position_limit
+        self.cache = RowCache(())
+        self.forwards = 0
+        self.rows: list[_Row] = []
+        self._cache_argument = compat.cache_argument(model)
+        self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
+
+    def prefill(
+        self, input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+    ) -> Any:
+        """Reads each prompt as plain `generate` reads it alone, without its padding.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(B, P)`): prompts.
+            generation_config (`GenerationConfig`): for chunked prefill.
+            model_kwargs (`dict`): forward arguments as `generate` prepared them for the batch; not changed.
+
+        Returns:
+            outputs with `logits` of shape `(B, 1, V)`.
+        """
+        self.rows = [self._row(i, input_ids, model_kwargs) for i in range(len(input_ids))]
+        last = []
+        for i, row in enumerate(self.rows):
+            ids = input_ids[i : i + 1, row.pad :]
+            outputs = self.model._prefill(ids, generation_config, {**row.arguments, **row.per_token, **row.past})
+            self.forwards += 1
+            self._carry(row, outputs, ids.shape[1])
+            last.append(outputs.logits[:, -1:])
+        self.cache.begin(input_ids, input_ids.shape[1])
+        return SimpleNamespace(logits=torch.cat(last))
+
+    def _row(self, i: int, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> _Row:
+        kwargs = {name: value for name, value in model_kwargs.items() if value is not None}
+        mask = kwargs.get("attention_mask")
+        pad = 0 if mask is None else int((mask[i] != 0).long().argmax())
+        per_token = {
+            name: kwargs.pop(name).expand(len(input_ids), -1)[i : i + 1, pad:] for name in _PER_TOKEN if name in kwargs
+        }
+        cache = kwargs.pop(self._cache_argument, None)
+        past = {self._cache_argument: copy.deepcopy(cache)} if self.cached and cache is not None else {}
+        if not self.cached:
+            kwargs["use_cache"] = False
+        return _Row(pad, kwargs, per_token, past, copy.deepcopy(past))
+
+    def _carry(self, row: _Row, outputs: Any, length: int) -> None:
+        if self.cached:
+            # what carries the past is called differently by different models
+            carried = self.model._update_model_kwargs_for_generation(outputs, {"use_cache": True, **row.past})
+            row.past = {name: value for name, value in carried.items() if name != "use_cache" and value is not None}
+        row.length = length
+
+    def _crops(self, row: _Row) -> bool:
+        """Whether going back is no more than forgetting."""
+        cache = row.past.get(self._cache_argument)
+        return not self.cached or (isinstance(cache, Cache) and len(row.past) == 1 and snapshot.is_croppable(cache))
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        starts: Sequence[int],
+        counts: Sequence[int] | None = None,
+        right: bool = False,
+        keep: int | None = None,
+    ) -> Any:
+        """One forward per row over its tokens; arguments and result as in [`RowRunner.forward`].
+
+        Rows with no token to read are left out, and their logits are zeros.
+        """
+        width = tokens.shape[1]
+        counts = [width] * len(starts) if counts is None else counts
+        blocks: list[torch.Tensor | None] = []
+        for i, (row, start, count) in enumerate(zip(self.rows, starts, counts, strict=True)):
+            place = slice(width - count, width) if right else slice(0, count)
+            blocks.append(self._read(i, start - row.pad, tokens[i, place]) if count > 0 else None)
+        vocabulary = next((block.shape[-1] for block in blocks if block is not None), compat.head_size(self.model))
+        first = next((block for block in blocks if block is not None), torch.zeros(1, vocabulary))
+        logits = first.new_zeros((len(blocks), width, vocabulary))
+        for i, block in enumerate(blocks):
+            if block is not None:
+                logits[i, width - len(block) :] = block if right else 0
+                if not right:
+                    logits[i, : len(block)] = block
+        return SimpleNamespace(logits=logits if keep is None else logits[:, -keep:])
+
+    def _read(self, i: int, start: int, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits `(n, V)` of `n` tokens that follow the row's first `start` ones."""
+        row = self.rows[i]
+        if self.position_limit is not None:
+            tokens = tokens[: max(self.position_limit - start, 1)]
+        pending = self._go_back(i, start)
+        if len(pending) > len(tokens) + 2:
+            # read for good, so that what is read again does not grow from round to round
+            self._advance(i, pending)
+            pending = pending[:0]
+        tokens = tokens.to(self.cache.tokens.device)
+        logits = self._advance(i, torch.cat([pending, tokens]))[-len(tokens) :]
+        slots = list(range(row.pad + start, row.pad + start + len(tokens)))
+        self._note(i, slots, tokens)
+        return logits
+
+    def _note(self, i: int, slots: Sequence[int], tokens: torch.Tensor) -> None:
+        missing = slots[-1] + 1 - self.cache.tokens.shape[1]
+        if missing > 0:
+            more = self.cache.tokens.new_full((len(self.cache.tokens), max(missing, 64)), -1)
+            self.cache.tokens = torch.cat([self.cache.tokens, more], dim=1)
+        self.cache.tokens[i, slots[0] : slots[-1] + 1] = tokens
+
+    def _go_back(self, i: int, length: int) -> torch.Tensor:
+        """Brings a row to its first `length` tokens, or to fewer; those it then lacks come back."""
+        row = self.rows[i]
+        if length != row.length:
+            if self._crops(row):
+                self._crop(row, length)
+                row.length = length
+            else:
+                # nothing before the state gone back to will be asked for again: accepted tokens stay
+                row.snapshots = [entry for entry in row.snapshots if entry[0] <= length][-1:]
+                if row.snapshots:
+                    at, held = row.snapshots[0]
+                    self._put_back(row, held)
+                    row.length = at
+                else:
+                    row.past, row.length = copy.deepcopy(row.empty), 0
+        first = row.pad + row.length
+        return self.cache.tokens[i, first : row.pad + length]
+
+    def _advance(self, i: int, tokens: torch.Tensor) -> torch.Tensor:
+        """Reads tokens after what a row has read; logits of all of them."""
+        row, count = self.rows[i], len(tokens)
+        self._remember(row)
+        text = torch.cat([self.cache.tokens[i, row.pad : row.pad + row.length], tokens])[None]
+        per_token = {name: _extended(name, part, text.shape[1]) for name, part in row.per_token.items()}
+        arguments = {**row.arguments, **per_token, **row.past}
+        if self._keeps_logits:
+            arguments["logits_to_keep"] = count
+        inputs = self.model.prepare_inputs_for_generation(
+            text, next_sequence_length=count if self.cached else None, is_first_iteration=False, **arguments
+        )
+        if self.cached and inputs["input_ids"].shape[1] < count:
+            # some classes show their model the last token alone; others, without a past, the whole row
+            inputs["input_ids"] = tokens[None].to(inputs["input_ids"].device)
+        self.forwards += 1
+        read = row.length
+        try:
+            outputs = self.model(**inputs, return_dict=True)
+            self._carry(row, outputs, text.shape[1])
+        except BaseException:
+            # some layers have moved on
+            row.length = read
+            if self._crops(row):
+                self._crop(row, read)
+            else:
+                self._put_back(row, row.snapshots[-1][1])
+            raise
+        return outputs.logits[0, -count:]
+
+    def _crop(self, row: _Row, length: int) -> None:
+        if self.cached:
+            snapshot.crop(row.past[self._cache_argument], length)
+
+    def _remember(self, row: _Row) -> None:
+        if not self._crops(row) and (not row.snapshots or row.snapshots[-1][0] != row.length):
+            held = {
+                name: snapshot.take(part) if isinstance(part, Cache) else copy.deepcopy(part)
+                for name, part in row.past.items()
+            }
+            earlier = [*row.snapshots[:1], *row.snapshots[1:][2 - _SNAPSHOTS :]]
+            row.snapshots = [*earlier, (row.length, held)]
+
+    def _put_back(self, row: _Row, held: dict[str, Any]) -> None:
+        for name, part in held.items():
+            if isinstance(row.past.get(name), Cache):
+                snapshot.put_back(row.past[name], part)
+            else:
+                row.past[name] = copy.deepcopy(part)
+
+    def keep_rows(self, indices: Sequence[int]) -> None:
+        """Drops all rows but the given ones. Interrupted, it can be called again in the same way."""
+        if len(self.rows) == len(self.cache.lengths):
+            self.rows = [self.rows[i] for i in indices]
+        self.cache.keep_rows(indices)
+
+    def past_of(self, i: int, slots: int) -> Any:
+        """The cache of one row, holding its first `slots` slots."""
+        row = self.rows[i]
+        pending = self._go_back(i, slots - row.pad)
+        if len(pending):
+            self._advance(i, pending)
+        return row.past.get(self._cache_argument)
+
+
+def _extended(name: str, part: torch.Tensor, length: int) -> torch.Tensor:
+    """A per-token argument of the prompt, for `length` tokens, as `generate` would have grown it."""
+    more = length - part.shape[1]
+    if more <= 0:
+        return part[:, :length]
+    if name == "attention_mask":
+        tail = part.new_ones((1, more))
+    elif name == "position_ids":
+        tail = part[:, -1:] + torch.arange(1, more + 1, device=part.device, dtype=part.dtype)
+    else:
+        tail = part[:, -1:].expand(1, more)
+    return torch.cat([part, tail], dim=1)

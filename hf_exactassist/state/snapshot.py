@@ -1,0 +1,73 @@
+"""What a cache of Transformers' own holds at one moment, to go back to.
+
+Full attention is put back by its length, since later tokens only come behind. Sliding layers make new tensors of
+bounded size whenever they move on, so holding on to the old ones is enough. Recurrent and convolution states are
+overwritten in place and are cloned; they are small. Layers of unknown class are copied whole.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import cache_utils
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+
+def _classes(*names: str) -> tuple[type, ...]:
+    """Those of the named layer classes that this release of Transformers has."""
+    return tuple(getattr(cache_utils, name) for name in names if hasattr(cache_utils, name))
+
+
+_EMPTY = _classes("DummyLayer")
+_FULL = (DynamicLayer, *_classes("LinearAttentionAndFullAttentionLayer"))
+_LINEAR = _classes("LinearAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
+_KNOWN = (*_EMPTY, *_FULL, *_LINEAR, DynamicSlidingWindowLayer)
+_LENGTH = "length of keys and values"
+
+
+def take(cache: Cache) -> list[dict[str, Any]]:
+    """Everything the layers of a cache hold.
+
+    Args:
+        cache (`Cache`): a dynamic cache; it may be empty.
+
+    Returns:
+        `list[dict]`: one entry per layer, for [`put_back`].
+    """
+    return [_copied(layer, vars(layer), shorten=True) for layer in cache.layers]
+
+
+def put_back(cache: Cache, snapshot: list[dict[str, Any]]) -> None:
+    """Makes a cache hold what it held, if it has gone on since; the snapshot can be used again."""
+    del cache.layers[len(snapshot) :]
+    for layer, held in zip(cache.layers, snapshot, strict=True):
+        attributes = _copied(layer, held, shorten=False)
+        length = attributes.pop(_LENGTH, None)
+        if length is not None:
+            attributes["keys"], attributes["values"] = layer.keys[:, :, :length], layer.values[:, :, :length]
+        vars(layer).update(attributes)
+
+
+def is_croppable(cache: Cache) -> bool:
+    """Whether forgetting the last keys and values is all there is to going back."""
+    return all(type(layer) in (DynamicLayer, *_EMPTY) for layer in cache.layers)
+
+
+def crop(cache: Cache, length: int) -> None:
+    """Forgets what lies behind the first `length` tokens of a croppable cache."""
+    for layer in cache.layers:
+        if type(layer) is DynamicLayer and layer.is_initialized:
+            layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
+
+
+def _copied(layer: Any, attributes: dict[str, Any], shorten: bool) -> dict[str, Any]:
+    if type(layer) not in _KNOWN:
+        return copy.deepcopy(attributes)
+    tensors = {name: part for name, part in attributes.items() if isinstance(part, torch.Tensor)}
+    kept = copy.deepcopy({name: part for name, part in attributes.items() if name not in tensors})
+    if shorten and type(layer) in _FULL and "keys" in tensors:
+        kept[_LENGTH] = tensors.pop("keys").shape[2]
+        del tensors["values"]
+    return {**kept, **tensors}
