@@ -87,8 +87,8 @@ class Standing:
         now = [look() for look in self._looks]
         if now != self._seen:
             manifest.require_same({"call": self._described}, {"call": self._describe()}, "This call")
-            # weights are described by a sketch, and hooks not at all
+            # weights are described by a sketch
             raise ModelChanged(
-                "Weights, layers or hooks of the call's models were changed or replaced since it began: start a new "
-                "call. (What was changed in place is not taken for unchanged when it is put back.)"
+                "Weights or layers of the call's models were changed or replaced since it began: start a new call. "
+                "(What was changed in place is not taken for unchanged when it is put back.)"
             )

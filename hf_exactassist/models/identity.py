@@ -90,10 +90,10 @@ def watch(model: PreTrainedModel) -> Callable[[], tuple[Any, ...]]:
         model (`PreTrainedModel`): the model.
 
     Returns:
-        `Callable[[], tuple]`: its answer stays equal as long as nothing changes: weights, dtypes, adapters, hooks,
-        plain settings of the configuration, mode, settings of torch's arithmetic. Values written through a tensor's
-        `.data` leave no trace and are not seen, nor are other attributes of modules. It means nothing outside this
-        process.
+        `Callable[[], tuple]`: its answer stays equal as long as nothing changes: weights, dtypes, adapters, plain
+        settings of the configuration, mode, settings of torch's arithmetic. Values written through a tensor's `.data`
+        leave no trace and are not seen, nor are hooks (Transformers adds some of its own during a call) and other
+        attributes of modules. It means nothing outside this process.
     """
     # held, so that nothing new gets the identity of a module that was taken out
     modules = list(model.modules())
@@ -107,8 +107,6 @@ def watch(model: PreTrainedModel) -> Callable[[], tuple[Any, ...]]:
             [_trace(tensor) for table in parameters for tensor in table.values() if tensor is not None],
             [_trace(tensor) for tensor in kept],
             [id(child) for table in children for child in table.values()],
-            [(*part._forward_hooks, *part._forward_pre_hooks) for part in modules],
-            [id(part.__dict__["forward"]) for part in modules if "forward" in part.__dict__],
             [part.training for part in modules],
             any(storage.expired() for storage in storages),
             _plain_attributes(model.config),

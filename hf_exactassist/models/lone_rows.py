@@ -196,6 +196,9 @@ class LoneRows:
         if self.cached and inputs["input_ids"].shape[1] < count:
             # some classes show their model the last token alone; others, without a past, the whole row
             inputs["input_ids"] = tokens[None].to(inputs["input_ids"].device)
+        if "logits_to_keep" in inputs:
+            # some classes ask for the last one alone
+            inputs["logits_to_keep"] = count
         self.forwards += 1
         read = row.length
         try:

@@ -531,11 +531,15 @@ def test_a_fault_is_found_before_anything_is_published(monkeypatch, name, layout
     session = hf_exactassist.start(target, **prompts(LENGTHS), **call, layout=layout)
     for _ in range(steps):
         session.step()
-    state, text, counters = session.rows.state, session.sequences_so_far(), vars(session.stats).copy()
+    state, text, counters = session.rows.state, session.sequences_so_far(), vars(session.rows.state.stats).copy()
     with monkeypatch.context() as patch:
         fault(patch)
         with pytest.raises(error, match=match) as caught:
             session.step()
     assert isinstance(caught.value, BrokenRound)
-    assert session.rows.state is state and session.sequences_so_far() == text and vars(session.stats) == counters
+    assert (
+        session.rows.state is state
+        and session.sequences_so_far() == text
+        and vars(session.rows.state.stats) == counters
+    )
     assert torch.equal(session.result(), expected)
