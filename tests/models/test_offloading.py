@@ -1,0 +1,71 @@
+"""Models that accelerate has spread over memory and disk: `model.device` may be `meta`, which no token can live on."""
+
+import copy
+
+import pytest
+import torch
+from accelerate import cpu_offload, disk_offload, dispatch_model
+from transformers import AutoModelForCausalLM
+
+import hf_exactassist
+from tests.exactness.test_lone_rows import built
+from tests.tiny import EVEN_NOISE, noisy, prompts, tiny
+
+
+SETTINGS = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 0}
+HALVES = {
+    "model.embed_tokens": "cpu",
+    "model.rotary_emb": "cpu",
+    "model.layers.0": "cpu",
+    "model.layers.1": "disk",
+    "model.norm": "cpu",
+    "lm_head": "disk",
+}
+
+
+def on_disk(model, folder):
+    model.save_pretrained(folder / "saved")
+    place = {"device_map": {"": "disk"}, "offload_folder": str(folder / "offloaded")}
+    return AutoModelForCausalLM.from_pretrained(folder / "saved", **place).eval()
+
+
+SETUPS = {
+    "cpu_offload": lambda model, folder: cpu_offload(model),
+    "disk_offload": lambda model, folder: disk_offload(model, str(folder)),
+    "halves": lambda model, folder: dispatch_model(model, HALVES, main_device="cpu", offload_dir=str(folder)),
+    "disk": on_disk,
+}
+
+
+@pytest.mark.parametrize("layout", ["replay", "retained"])
+@pytest.mark.parametrize("role", ["target", "assistant", "both"])
+@pytest.mark.parametrize("setup", SETUPS)
+def test_offloaded_models_give_the_same_tokens(tmp_path, setup, role, layout):
+    target = tiny()
+    assistant, inputs = noisy(target, EVEN_NOISE["llama"]), prompts([9, 4, 6])
+    expected = target.generate(**inputs, **SETTINGS)
+    if role != "assistant":
+        (tmp_path / "target").mkdir()
+        target = SETUPS[setup](target, tmp_path / "target")
+    if role != "target":
+        (tmp_path / "assistant").mkdir()
+        assistant = SETUPS[setup](assistant, tmp_path / "assistant")
+    assert setup == "halves" or "meta" in {target.device.type, assistant.device.type}
+    call = {**SETTINGS, "assistant_model": assistant, "num_assistant_tokens": 3, "layout": layout}
+    for _ in range(2):
+        output = hf_exactassist.generate(target, **inputs, **call, return_dict_in_generate=True)
+        assert torch.equal(output.sequences, expected) and output.assist_stats.accepted > 0
+    session = hf_exactassist.start(target, **inputs, **call)
+    while session.step() is not None:
+        # loading and unloading between steps is no change of the model
+        pass
+    assert torch.equal(session.result(), expected)
+
+
+@pytest.mark.parametrize("setup", ["cpu_offload", "disk_offload"])
+def test_offloaded_rows_that_run_alone(tmp_path, setup):
+    target, inputs = built("bloom"), prompts([6])
+    expected = target.generate(**inputs, **SETTINGS)
+    assistant = noisy(target, 0.03)
+    offloaded = SETUPS[setup](copy.deepcopy(target), tmp_path)
+    assert torch.equal(hf_exactassist.generate(offloaded, **inputs, **SETTINGS, assistant_model=assistant), expected)
