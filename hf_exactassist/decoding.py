@@ -106,5 +106,5 @@ class SteppedDecoding(AssistedDecoding):
             if self.options.streamer is not None:
                 self.options.streamer.end()
             raise
-        session.ends_streamer = True
+        session.listeners.ends_streamer = True
         return session

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,8 +14,8 @@ from transformers.utils import logging
 from .acceptance_log import AcceptanceLog
 from .drafters.base import Drafter, DraftingContext
 from .errors import BrokenRound, ExactAssistError, InvalidArgument, InvalidCommit
-from .interrupts import held_back
 from .judging import Judge
+from .listeners import Listeners
 from .models import admission, compat, identity
 from .options import Options
 from .output import AssistedDecoderOnlyOutput, StepRecorder
@@ -27,6 +25,7 @@ from .scoring import Scorer
 from .standing import Standing
 from .state import manifest, transaction
 from .state.caller_cache import CallerCache
+from .state.positions import processed_scores
 from .state.processors import ProcessorPipeline
 from .state.rows import Rows
 from .state.stopping import StoppingRules
@@ -126,7 +125,6 @@ class Session:
             )
         )
         self.request_id = uuid.uuid4().hex
-        self.streamed = self.rows.prompt_length
         embeds = model_kwargs.get("inputs_embeds")
         self.standing = Standing(
             self.scorer,
@@ -144,16 +142,10 @@ class Session:
                 **self.judging.describe(),
             },
         )
-        # what drafter and schedule, and the acceptance log, have still to learn, and of which round they were told
-        self._untold: deque[Callable[[], None]] = deque()
-        self._records: deque[Callable[[], None]] = deque()
-        self._told: Any = None
+        self.listeners = Listeners(self.rows, drafter, schedule, self.log, options.streamer)
         # of each row, the columns that iteration has handed out
         self._delivered = list(self.rows.lengths)
-        # what has been staged for the present generation, with what the acceptance log is to be told of it
-        self._staged: dict[RoundCommit, list[Callable[[], None]]] = {}
         self._result: Any = None
-        self.ends_streamer = False
 
     @property
     def stats(self) -> AssistStats:
@@ -192,7 +184,7 @@ class Session:
         return self._step()
 
     def _step(self) -> RoundCommit | None:
-        self.settle()
+        self.listeners.settle()
         if self.finished:
             return None
         share = 1.0
@@ -266,9 +258,9 @@ class Session:
             raise InvalidArgument(f"Rows to drop are a list out of 0 to {self.rows.batch - 1}, got {rows!r}.")
         if self.rows.state.generation == 0:
             raise InvalidArgument("Rows can be dropped after the first step: call `step()` before.")
-        self.settle()
+        self.listeners.settle()
         self.rows.end([row for row in self.rows.active if row in rows])
-        self.settle()
+        self.listeners.settle()
 
     @torch.no_grad()
     def result(self) -> AssistedDecoderOnlyOutput | torch.Tensor:
@@ -289,8 +281,7 @@ class Session:
     def abandon(self) -> None:
         """Gives the caller's cache back as it was before the call, and closes the acceptance log."""
         self.caller_cache.restore()
-        if self.log is not None:
-            self.log.close()
+        self.listeners.close()
 
     def coordinate(self) -> Coordinate:
         """The present state, to which proposals, verifications and commits are bound (contract 0x01A)."""
@@ -353,29 +344,9 @@ class Session:
         return Verification(proposal.coordinate, proposal.draft, outputs, starts, read, frontier)
 
     def process(self, verification: Verification) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and processed scores, `(A, K + 1, V)`, of every position that has a prefix.
-
-        Code of the caller's is asked column by column and never about a prefix that cannot be published.
-        """
-        draft = verification.draft
-        rows, starts, drafted = self.rows, self.rows.active_lengths(), list(draft.lengths)
-        logits = verification.outputs.logits.to(rows.ids.device, torch.float32)
-        scores = torch.zeros_like(logits)
-        columns = range(min(starts), max(start + count for start, count in zip(starts, drafted, strict=True)) + 1)
-        for block in [[column] for column in columns] if self.processors.asks_caller else [columns]:
-            places = [(i, column - start) for i, start in enumerate(starts) for column in block]
-            places = [(i, j) for i, j in places if 0 <= j <= drafted[i]]
-            at = ([i for i, _ in places], [j for _, j in places])
-            lengths = [starts[i] + j for i, j in places]
-            scores[at] = self.processors.process(logits[at], [rows.active[i] for i in at[0]], lengths, rows.ids)
-            for i, j in places if self.processors.asks_caller else ():
-                if j < drafted[i] and self.ends_here(int(draft.tokens[i, j]), scores[i, j]):
-                    drafted[i] = j
-        return logits, scores
-
-    def ends_here(self, token: int, scores: torch.Tensor) -> bool:
-        """Whether nothing can be published after a draft token: it ends the row, or can only be rejected."""
-        return token in self.rules.eos_token_ids or bool(scores[token] == -torch.inf and scores.amax() > -torch.inf)
+        """Logits and processed scores, `(A, K + 1, V)`, of every position that has a prefix."""
+        logits = verification.outputs.logits.to(self.rows.ids.device, torch.float32)
+        return logits, processed_scores(self.processors, self.rules, self.rows, verification.draft, logits)
 
     def judge(self, scores: torch.Tensor, draft: Draft) -> Verdict:
         """Accepts a prefix of each draft and chooses the token after it."""
@@ -421,7 +392,7 @@ class Session:
             self.judging.spent(draft, accepted, [len(row) for row in kept]),
             self.processors.state_hash,
         )
-        self._staged[commit] = self._deliveries(commit, draft, scores)
+        self.listeners.staged[commit] = self._deliveries(commit, draft, scores)
         return commit
 
     def publish(self, commit: RoundCommit) -> bool:
@@ -440,12 +411,12 @@ class Session:
         if not isinstance(commit, RoundCommit):
             raise InvalidArgument(f"`publish` takes a commit that `stage` or `round` returned, got {commit!r}.")
         if commit == self.rows.state.last:
-            self.settle()
+            self.listeners.settle()
             return False
         self.standing.require(commit.coordinate, f"Round {commit.round_id}")
         try:
             transaction.validate(commit, self.rows, self.request_id, self.processors.state_hash)
-            staged = commit in self._staged
+            staged = commit in self.listeners.staged
         except (TypeError, AttributeError, ValueError) as error:
             if isinstance(error, ExactAssistError):
                 raise
@@ -457,7 +428,7 @@ class Session:
             )
         self.rows.lay_out(commit.tokens)
         self.rows.publish(commit, commit.spent_after)
-        self.settle()
+        self.listeners.settle()
         return True
 
     def _deliveries(self, commit: RoundCommit, draft: Draft, scores: torch.Tensor) -> list[Callable[[], None]]:
@@ -465,52 +436,6 @@ class Session:
             return []
         uniforms = None if self.judging.noise is None else self.judging.uniforms(draft).accept
         return self.log.deliveries(self.log.records(commit, draft, scores, uniforms, self.judging.coupling))
-
-    # --- after publication ---
-
-    def settle(self) -> None:
-        """Lets everyone learn of the last published round; goes on where an interruption left off."""
-        commit = self.rows.state.last
-        if commit is not None and commit is not self._told:
-            # the next round depends on drafter and schedule, which learn of this one exactly once
-            with held_back():
-                self._told = commit
-                self._untold.append(functools.partial(self.drafter.observe, commit))
-                for row, drafted, accepted in zip(commit.rows, commit.drafted, commit.accepted, strict=True):
-                    self._untold.append(functools.partial(self.schedule.observe, row, drafted, accepted))
-                for staged, deliveries in self._staged.items():
-                    self._records.extend(deliveries if staged == commit else ())
-                self._staged = {}
-        if self._untold:
-            with held_back():
-                self._tell(self._untold)
-        self._tell(self._records)
-        self.stream()
-        if self.finished:
-            self._end()
-
-    def _tell(self, deliveries: deque[Callable[[], None]]) -> None:
-        while deliveries:
-            # taken off first: nobody is told twice, not even one who failed
-            deliveries.popleft()()
-
-    def _end(self) -> None:
-        """All is published and told."""
-        if self.log is not None:
-            self.log.close()
-        if self.ends_streamer and self.streamer is not None:
-            self.ends_streamer = False
-            self.streamer.end()
-
-    def stream(self) -> None:
-        """Gives the streamer the columns that are complete, one token per row at a time as plain `generate` does."""
-        end = self.rows.complete_columns()
-        if self.streamer is not None:
-            for column in range(self.streamed, end):
-                # counted first: a token a streamer failed on is not given to it again
-                self.streamed = column + 1
-                self.streamer.put(self.rows.ids[:, column].cpu())
-        self.streamed = end
 
     def finish(self) -> AssistedDecoderOnlyOutput | torch.Tensor:
         """The result, with the caller's cache holding all of it but the last column."""

@@ -40,7 +40,7 @@ def uninterrupted(models, lengths=LENGTHS, **settings):
 
 def ready(session):
     """Brings a session to where a proposal can be made; returns the wanted lengths."""
-    session.settle()
+    session.listeners.settle()
     session.scorer.make_ready()
     return session.wanted(1.0)
 
