@@ -426,7 +426,9 @@ class Session:
             raise InvalidCommit(
                 f"Round {commit.round_id} was not staged by this session: publish what `stage` returned."
             )
-        self.rows.lay_out(commit.tokens)
+        if next(reversed(self.listeners.staged)) is not commit:
+            # another attempt lies in the scratch columns
+            self.rows.lay_out(commit.tokens)
         self.rows.publish(commit, commit.spent_after)
         self.listeners.settle()
         return True
