@@ -16,6 +16,7 @@ from .drafters.base import Drafter, DraftingContext
 from .errors import BrokenRound, ExactAssistError, InvalidArgument, InvalidCommit
 from .judging import Judge
 from .listeners import Listeners
+from .memory import is_out_of_memory
 from .models import admission, compat, identity
 from .options import Options
 from .output import AssistedDecoderOnlyOutput, StepRecorder
@@ -81,6 +82,7 @@ class Session:
             0 if pad is None else int(pad),
             stop_alone=self.rules.pads_finished_rows,
         )
+        admission.check_padding(model_kwargs.get("attention_mask"))
         positions = model_kwargs.get("position_ids")
         read = [*self.rows.prompt_tokens] if positions is None else (positions[:, -1] + 1).tolist()
         admission.check_length(model, min(read), max(read) + self.rules.max_length - self.rows.prompt_length)
@@ -194,7 +196,7 @@ class Session:
                 commit = self.round(wanted)
                 break
             except RuntimeError as error:
-                if not _out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 if share == 0.0 or (self.judging.noise is not None and self.drafter.stops_early):
                     error.published = self.sequences_so_far()  # type: ignore[attr-defined]
@@ -273,7 +275,7 @@ class Session:
             try:
                 self._result = self.finish()
             except RuntimeError as error:
-                if _out_of_memory(error):
+                if is_out_of_memory(error):
                     error.published = self.sequences_so_far()  # type: ignore[attr-defined]
                 raise
         return self._result
@@ -453,8 +455,3 @@ class Session:
 
 def _nothing(stage: str) -> None:
     """Where nobody measures."""
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    text = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text

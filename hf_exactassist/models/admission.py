@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import io
 import math
+import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +16,10 @@ import torch
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationMode, LogitsProcessor, LogitsProcessorList
+from transformers.utils import logging
 
 from ..errors import UnsupportedArchitecture, UnsupportedArgument, UnsupportedCache, UnsupportedDecodingMode
+from ..memory import is_out_of_memory
 from . import compat
 from .lone_rows import LoneRows
 from .runner import OUTPUT_FLAGS, RowRunner
@@ -104,6 +110,19 @@ def check_model_arguments(model: PreTrainedModel, model_kwargs: dict[str, Any]) 
             raise UnsupportedCache("A cache is passed together with `use_cache=False`: leave one of them out.")
 
 
+def check_padding(attention_mask: torch.Tensor | None) -> None:
+    """Refuses prompts that end in padding.
+
+    Raises:
+        UnsupportedArgument: the last column of a 2-D mask hides a row.
+    """
+    if attention_mask is not None and attention_mask.dim() == 2 and not bool((attention_mask[:, -1:] != 0).all()):
+        raise UnsupportedArgument(
+            "A prompt ends in padding (its `attention_mask` ends in 0), so its text would go on behind a gap: pad on "
+            'the left, `tokenizer.padding_side = "left"`.'
+        )
+
+
 def check_lone_rows(generation_config: GenerationConfig, model_kwargs: dict[str, Any], keeps_cache: bool) -> None:
     """Refuses what is not defined yet where every row runs alone.
 
@@ -179,7 +198,8 @@ def admit(model: PreTrainedModel) -> Admission:
         if setting in known:
             strategy, reason = known[setting]
         else:
-            strategy, reason = _choose(model, attention)
+            with _quiet():
+                strategy, reason = _choose(model, attention)
             # a model that failed may be mended, so only success is remembered
             if strategy:
                 known[setting] = strategy, reason
@@ -190,11 +210,26 @@ def admit(model: PreTrainedModel) -> Admission:
     return Admission(bool(strategy), reason, attention, layers, strategy)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps to itself what models and `generate` say while they are probed."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
 def _choose(model: PreTrainedModel, attention: str) -> tuple[str, str]:
     """The best way to run a model, and why none better; no way and why not."""
     reason = _surface(model, attention) or _probe(model)
     if not reason:
         return ROWS, ""
+    if getattr(model, "_is_stateful", False) and _keeps_state_in_modules(model):
+        return "", f"{reason} It keeps its state in its modules, where one call finds what another has left."
     failures: list[str] = []
     ways = [(LONE, _ROUNDS), (SERIAL, _STEPS), (LONE_UNCACHED, _ROUNDS), (SERIAL_UNCACHED, _STEPS)]
     if compat.prepares_inputs_itself(model):
@@ -207,6 +242,31 @@ def _choose(model: PreTrainedModel, attention: str) -> tuple[str, str]:
             return strategy, reason + more
         failures.append(failure)
     return "", f"{reason} Nor can rows be run alone: {failures[0]} Drop the assistant for this call."
+
+
+@torch.no_grad()
+def _keeps_state_in_modules(model: PreTrainedModel) -> bool:
+    """Whether a forward leaves something behind in attributes called states (RecurrentGemma); it is put back."""
+
+    def states() -> list[tuple[dict[str, Any], str, Any]]:
+        tables = [vars(part) for part in model.modules()]
+        return [
+            (table, name, value)
+            for table in tables
+            for name, value in table.items()
+            if name.endswith(("state", "states"))
+        ]
+
+    before = states()
+    try:
+        _plain_logits(model, torch.tensor([_PROMPTS[1]], device=compat.model_device(model, torch.device("cpu"))), (3,))
+    except Exception as error:  # what fails here fails in the probes too
+        if is_out_of_memory(error):
+            raise
+    changed = [entry for entry, now in zip(before, states(), strict=False) if entry[2] is not now[2]]
+    for table, name, value in before:
+        table[name] = value
+    return bool(changed)
 
 
 def runner_for(model: PreTrainedModel, position_limit: int | None = None) -> RowRunner | LoneRows:
@@ -360,9 +420,9 @@ def _probe(model: PreTrainedModel) -> str:
                 ):
                     full = model(input_ids=tensor([path]), use_cache=False).logits[0, -len(got) :].float()
                     differences.append(((got.float() - full).abs().max() / full.std().clamp_min(1e-12)).item())
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:  # whatever a model raises in a way of running that is not its own
+            if is_out_of_memory(error):
+                raise
             what = f"{type(error).__name__}: {error}"
             return f"scoring a block of tokens per row failed ({what})."
     bound = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.25
@@ -411,9 +471,12 @@ def _plain_logits(model: PreTrainedModel, prompt: torch.Tensor, tail: Sequence[i
         output_logits=True,
         return_dict_in_generate=True,
     )
+    # a shallow copy: the model's own settings would be filled in, and are none of the probe's business
+    bare = copy.copy(model)
+    bare.generation_config = GenerationConfig()
     script = LogitsProcessorList([_Script(prompt.shape[1], tail)])
-    arguments = {"generation_config": config, "logits_processor": script, "eos_token_id": None}
-    output = GenerationMixin.generate(model, prompt, attention_mask=torch.ones_like(prompt), **arguments)
+    arguments = {"generation_config": config, "logits_processor": script}
+    output = GenerationMixin.generate(bare, prompt, attention_mask=torch.ones_like(prompt), **arguments)
     return torch.cat(output.logits).float()
 
 
@@ -458,12 +521,12 @@ def _probe_lone(model: PreTrainedModel, cached: bool, rounds: Any) -> str:
                     differences.append((logits[row, :count] - wanted).abs().max())
                 starts = [start + count for start, count in zip(starts, kept, strict=True)]
             scale = torch.cat(expected).std().clamp_min(1e-12)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:  # whatever a model raises in a way of running that is not its own
+            if is_out_of_memory(error):
+                raise
             return f"running rows alone failed ({type(error).__name__}: {error})."
     # tighter than between rows: a block that starts from a wrong state can still be near
-    bound = 1e-4 if model.dtype in (torch.float32, torch.float64) else 0.25
+    bound = {torch.float16: 0.03, torch.bfloat16: 0.1}.get(model.dtype, 1e-4)
     worst = [float(difference / scale) for difference in differences]
     if all(difference <= bound for difference in worst):
         return ""

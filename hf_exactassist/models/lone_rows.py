@@ -47,7 +47,7 @@ class LoneRows:
     Args:
         model (`PreTrainedModel`): an admitted model.
         cached (`bool`): whether a past is carried at all; without, every forward reads the whole row.
-        position_limit (`int`, *optional*): rows are not read beyond so many tokens.
+        position_limit (`int`, *optional*): rows are not read beyond so many tokens; their logits are zeros then.
 
     Attributes:
         cache (`RowCache`): no layers, but `cache.tokens` names what each slot was made from.
@@ -78,8 +78,9 @@ class LoneRows:
         self.rows = [self._row(i, input_ids, model_kwargs) for i in range(len(input_ids))]
         last = []
         for i, row in enumerate(self.rows):
-            ids = input_ids[i : i + 1, row.pad :]
-            outputs = self.model._prefill(ids, generation_config, {**row.arguments, **row.per_token, **row.past})
+            ids = input_ids[i : i + 1, row.pad :][:, : self.position_limit]
+            per_token = {name: part[:, : ids.shape[1]] for name, part in row.per_token.items()}
+            outputs = self.model._prefill(ids, generation_config, {**row.arguments, **per_token, **row.past})
             self.forwards += 1
             self._carry(row, outputs, ids.shape[1])
             last.append(outputs.logits[:, -1:])
@@ -88,8 +89,14 @@ class LoneRows:
 
     def _row(self, i: int, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> _Row:
         kwargs = {name: value for name, value in model_kwargs.items() if value is not None}
+        if self.cached:
+            # `use_cache=False` or not: only a past makes blocks of new tokens enough, and nobody else sees it
+            kwargs["use_cache"] = True
+            if kwargs.get(self._cache_argument) is None and (made := compat.new_cache(self.model)) is not None:
+                kwargs[self._cache_argument] = made
         mask = kwargs.get("attention_mask")
-        pad = 0 if mask is None else int((mask[i] != 0).long().argmax())
+        # a single row is read as plain `generate` reads it, padding and all
+        pad = 0 if mask is None or len(input_ids) == 1 else int((mask[i] != 0).long().argmax())
         per_token = {
             name: kwargs.pop(name).expand(len(input_ids), -1)[i : i + 1, pad:] for name in _PER_TOKEN if name in kwargs
         }
@@ -142,8 +149,9 @@ class LoneRows:
     def _read(self, i: int, start: int, tokens: torch.Tensor) -> torch.Tensor:
         """Logits `(n, V)` of `n` tokens that follow the row's first `start` ones."""
         row = self.rows[i]
-        if self.position_limit is not None:
-            tokens = tokens[: max(self.position_limit - start, 1)]
+        if self.position_limit is not None and start + len(tokens) > self.position_limit:
+            # there are no positions left, and nobody wants drafts of this row any more
+            return torch.zeros(len(tokens), compat.head_size(self.model), device=self.cache.tokens.device)
         pending = self._go_back(i, start)
         if len(pending) > len(tokens) + 2:
             # read for good, so that what is read again does not grow from round to round

@@ -320,3 +320,95 @@ def same(ours, theirs):
     return len(ours) == len(theirs) and all(
         a.shape == b.shape and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)
     )
+
+
+# --- calls that ask for something else
+
+
+@pytest.mark.parametrize("lengths", [[6], LENGTHS])
+@pytest.mark.parametrize("where", ["call", "configuration"])
+def test_without_a_cache_the_tokens_are_the_same(kind, target, lengths, where):
+    inputs, settings = prompts(lengths), {**GREEDY, "max_new_tokens": 10}
+    expected = alone(target, inputs, **settings)
+    model = copy.deepcopy(target)
+    if where == "call":
+        settings["use_cache"] = False
+    else:
+        model.generation_config.use_cache = model.config.use_cache = False
+    assert new_tokens(hf_exactassist.generate(model, **inputs, **settings, assistant_model=tiny()), inputs) == expected
+
+
+@pytest.mark.parametrize("kind_", ["openai", "gpt_neo", "roberta"])
+@pytest.mark.parametrize("lengths", [[30, 12], [36, 30, 5], [45, 5]])
+def test_an_assistant_out_of_positions_leaves_the_row_to_the_target(kind_, lengths):
+    limit = {"openai": "n_positions"}.get(kind_, "max_position_embeddings")
+    # RoBERTa counts from its padding id on
+    assistant = built(kind_, **{limit: 42 if kind_ == "roberta" else 40})
+    target, inputs = tiny(), prompts(lengths)
+    ours = hf_exactassist.generate(target, **inputs, **GREEDY, assistant_model=assistant, num_assistant_tokens=3)
+    assert torch.equal(ours, target.generate(**inputs, **GREEDY))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prompt_lookup_num_tokens": 3},
+        {"stop_strings": ["x"]},
+        {"num_return_sequences": 2},
+        {"max_time": 0.0},
+        {"repetition_penalty": 1.5, "do_sample": True},
+        {"num_beams": 4},
+        {"max_length": 5},
+    ],
+    ids=str,
+)
+def test_settings_saved_with_a_model_are_none_of_the_probes_business(kind, target, settings, capsys):
+    model = copy.deepcopy(target)
+    for name, value in settings.items():
+        setattr(model.generation_config, name, value)
+    saved = model.generation_config.to_dict()
+    assert admit(model).strategy == admit(target).strategy
+    assert model.generation_config.to_dict() == saved and capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("number", [1, 3, 20])
+def test_no_memory_for_a_probe_is_not_an_answer(number):
+    model, count = built("rwkv"), [0]
+
+    def fail(*args):
+        count[0] += 1
+        if count[0] == number:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    hook = model.head.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="allocate"):
+        admit(model)
+    assert admit(model).strategy == "row by row"
+    hook.remove()
+
+
+def test_a_single_row_is_read_as_plain_generate_reads_it(kind, target):
+    """Its padding too, which some of these models do not hide."""
+    inputs = {"input_ids": torch.tensor([[0, 0, 5, 9, 3]]), "attention_mask": torch.tensor([[0, 0, 1, 1, 1]])}
+    for given in (inputs, {"input_ids": inputs["input_ids"]}):
+        plain = target.generate(**given, **GREEDY)
+        assert torch.equal(hf_exactassist.generate(target, **given, **GREEDY, assistant_model=noisy(target)), plain)
+
+
+@pytest.mark.parametrize("build", [tiny, lambda: built("bloom")])
+def test_prompts_padded_on_the_right_are_refused(build):
+    model = build()
+    inputs = {
+        "input_ids": torch.tensor([[5, 9, 3], [4, 8, 0]]),
+        "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),
+    }
+    with pytest.raises(hf_exactassist.UnsupportedArgument, match="pad on the left"):
+        hf_exactassist.generate(model, **inputs, **GREEDY, assistant_model=tiny(seed=1))
+
+
+def test_a_model_that_keeps_its_state_in_its_modules_is_refused():
+    settings = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "lru_width": 32}
+    torch.manual_seed(0)
+    model = hf.RecurrentGemmaForCausalLM(hf.RecurrentGemmaConfig(**IDS, **settings, intermediate_size=64)).eval()
+    with pytest.raises(hf_exactassist.UnsupportedArchitecture, match="state in its modules"):
+        hf_exactassist.generate(model, **prompts([5]), **GREEDY, assistant_model=tiny())
