@@ -3,8 +3,6 @@
 import json
 import shutil
 
-import pytest
-
 
 def test_an_admitted_pair(exactassist, folders):
     done = exactassist("check", *folders.arguments, "--json")
