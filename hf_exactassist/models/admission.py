@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import io
-import math
-import warnings
 import weakref
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-from transformers.generation import GenerationMode, LogitsProcessor, LogitsProcessorList
-from transformers.utils import logging
+from transformers.generation import GenerationMode
 
 from ..errors import UnsupportedArchitecture, UnsupportedArgument, UnsupportedCache, UnsupportedDecodingMode
-from ..memory import is_out_of_memory
-from . import compat
+from . import compat, probes
 from .lone_rows import LoneRows
 from .runner import OUTPUT_FLAGS, RowRunner
 
@@ -198,7 +190,7 @@ def admit(model: PreTrainedModel) -> Admission:
         if setting in known:
             strategy, reason = known[setting]
         else:
-            with _quiet():
+            with probes.quiet():
                 strategy, reason = _choose(model, attention)
             # a model that failed may be mended, so only success is remembered
             if strategy:
@@ -210,63 +202,30 @@ def admit(model: PreTrainedModel) -> Admission:
     return Admission(bool(strategy), reason, attention, layers, strategy)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps to itself what models and `generate` say while they are probed."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-
-
 def _choose(model: PreTrainedModel, attention: str) -> tuple[str, str]:
     """The best way to run a model, and why none better; no way and why not."""
-    reason = _surface(model, attention) or _probe(model)
+    reason = _surface(model, attention) or probes.probe_ragged(model)
     if not reason:
         return ROWS, ""
-    if getattr(model, "_is_stateful", False) and _keeps_state_in_modules(model):
+    if getattr(model, "_is_stateful", False) and probes.keeps_state_in_modules(model):
         return "", f"{reason} It keeps its state in its modules, where one call finds what another has left."
     failures: list[str] = []
-    ways = [(LONE, _ROUNDS), (SERIAL, _STEPS), (LONE_UNCACHED, _ROUNDS), (SERIAL_UNCACHED, _STEPS)]
+    ways = [
+        (LONE, probes.ROUNDS),
+        (SERIAL, probes.STEPS),
+        (LONE_UNCACHED, probes.ROUNDS),
+        (SERIAL_UNCACHED, probes.STEPS),
+    ]
     if compat.prepares_inputs_itself(model):
         # what it does at each step may depend on more than a probe sees
-        ways = [way for way in ways if way[1] is _STEPS]
+        ways = [way for way in ways if way[1] is probes.STEPS]
     for strategy, rounds in ways:
-        failure = _probe_lone(model, strategy in (LONE, SERIAL), rounds)
+        failure = probes.probe_lone(model, strategy in (LONE, SERIAL), rounds)
         if not failure:
             more = f" Rows alone cannot be scored in blocks: {failures[0]}" if failures else ""
             return strategy, reason + more
         failures.append(failure)
     return "", f"{reason} Nor can rows be run alone: {failures[0]} Drop the assistant for this call."
-
-
-@torch.no_grad()
-def _keeps_state_in_modules(model: PreTrainedModel) -> bool:
-    """Whether a forward leaves something behind in attributes called states (RecurrentGemma); it is put back."""
-
-    def states() -> list[tuple[dict[str, Any], str, Any]]:
-        tables = [vars(part) for part in model.modules()]
-        return [
-            (table, name, value)
-            for table in tables
-            for name, value in table.items()
-            if name.endswith(("state", "states"))
-        ]
-
-    before = states()
-    try:
-        _plain_logits(model, torch.tensor([_PROMPTS[1]], device=compat.model_device(model, torch.device("cpu"))), (3,))
-    except Exception as error:  # what fails here fails in the probes too
-        if is_out_of_memory(error):
-            raise
-    changed = [entry for entry, now in zip(before, states(), strict=False) if entry[2] is not now[2]]
-    for table, name, value in before:
-        table[name] = value
-    return bool(changed)
 
 
 def runner_for(model: PreTrainedModel, position_limit: int | None = None) -> RowRunner | LoneRows:
@@ -379,155 +338,3 @@ def _surface(model: PreTrainedModel, attention: str) -> str:
     if any(window is not None and window < 2 for window in compat.layer_windows(model)):
         return "a sliding window of less than two tokens leaves nothing to cache."
     return ""
-
-
-# the probe's rows: a padded and an unpadded prompt, then ragged blocks after unequal acceptance
-_PROMPTS = ((5, 3), (3, 7, 2, 4))
-_BLOCKS = ((6, 2, 8), (9, 5, 3))
-_ACCEPTED = (3, 1)
-_NEXT = ((4, 9), (2, 6))
-
-
-@torch.no_grad()
-def _probe(model: PreTrainedModel) -> str:
-    """Scores ragged rows in blocks and compares with full forwards of each row; says what is wrong, if anything."""
-    vocabulary = compat.text_config(model).vocab_size
-    device = compat.model_device(model, torch.device("cpu"))
-
-    def tensor(rows: Any) -> torch.Tensor:
-        return torch.tensor(rows, device=device) % vocabulary
-
-    width = max(map(len, _PROMPTS))
-    padded = [[0] * (width - len(row)) + list(row) for row in _PROMPTS]
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in _PROMPTS], device=device)
-    # generators of every device are put back: the caller's next draw must not depend on whether a probe ran
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            runner = RowRunner(model)
-            kwargs = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0), "use_cache": True}
-            first = runner.prefill(tensor(padded), GenerationConfig(), kwargs).logits[:, -1]
-            block = runner.forward(tensor(_BLOCKS), [width] * 2).logits
-            after = [width + kept for kept in _ACCEPTED]
-            last = runner.forward(tensor(_NEXT), after, counts=[1, 2], right=True).logits
-            differences = []
-            for row, prompt in enumerate(_PROMPTS):
-                # a right-aligned block of one token has its filler in front
-                tail = (_NEXT[row][1],) if row == 0 else _NEXT[row]
-                for path, got in (
-                    (prompt, first[row : row + 1]),
-                    (prompt + _BLOCKS[row], block[row]),
-                    (prompt + _BLOCKS[row][: _ACCEPTED[row]] + tail, last[row, -len(tail) :]),
-                ):
-                    full = model(input_ids=tensor([path]), use_cache=False).logits[0, -len(got) :].float()
-                    differences.append(((got.float() - full).abs().max() / full.std().clamp_min(1e-12)).item())
-        except Exception as error:  # whatever a model raises in a way of running that is not its own
-            if is_out_of_memory(error):
-                raise
-            what = f"{type(error).__name__}: {error}"
-            return f"scoring a block of tokens per row failed ({what})."
-    bound = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.25
-    # one by one: `max` may pass over a NaN
-    if all(difference <= bound for difference in differences):
-        return ""
-    if any(math.isnan(difference) for difference in differences):
-        return (
-            "its scores hold NaN, perhaps for padded prompts only. Check its weights, load it with "
-            '`attn_implementation="sdpa"`, or drop the assistant for this call.'
-        )
-    return (
-        f"rows scored in blocks differ from rows scored alone by {max(differences):.2g} standard deviations of a "
-        "logit."
-    )
-
-
-# tokens read per row, and how many of them are right and kept in each row
-_ROUNDS = ((3, 1, 3), (4, 4, 2), (2, 2, 2))
-_STEPS = ((1, 1, 1),) * 4
-
-
-_TAILS = ((6, 2, 8, 11, 7, 4, 3, 12), (9, 5, 3, 10, 2, 7, 6, 13))
-
-
-class _Script(LogitsProcessor):
-    """Makes plain `generate` write given tokens."""
-
-    def __init__(self, start: int, tokens: Sequence[int]) -> None:
-        self.start, self.tokens = start, tokens
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        place = input_ids.shape[1] - self.start
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, self.tokens[min(place, len(self.tokens) - 1)]] = 0
-        return forced
-
-
-def _plain_logits(model: PreTrainedModel, prompt: torch.Tensor, tail: Sequence[int]) -> torch.Tensor:
-    """Logits `(len(tail) + 1, V)` of plain `generate` as it writes `tail` after a prompt `(1, P)`."""
-    config = GenerationConfig(
-        max_new_tokens=len(tail) + 1,
-        do_sample=False,
-        num_beams=1,
-        pad_token_id=0,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    # a shallow copy: the model's own settings would be filled in, and are none of the probe's business
-    bare = copy.copy(model)
-    bare.generation_config = GenerationConfig()
-    script = LogitsProcessorList([_Script(prompt.shape[1], tail)])
-    arguments = {"generation_config": config, "logits_processor": script}
-    output = GenerationMixin.generate(bare, prompt, attention_mask=torch.ones_like(prompt), **arguments)
-    return torch.cat(output.logits).float()
-
-
-@torch.no_grad()
-def _probe_lone(model: PreTrainedModel, cached: bool, rounds: Any) -> str:
-    """Runs two rows in turns, in blocks and going back, and compares with plain `generate` on each row."""
-    vocabulary = compat.text_config(model).vocab_size
-    device = compat.model_device(model, torch.device("cpu"))
-
-    def tensor(rows: Any) -> torch.Tensor:
-        return torch.tensor(rows, device=device) % vocabulary
-
-    def kwargs(rows: int, width: int) -> dict[str, Any]:
-        mask = torch.ones(rows, width, dtype=torch.long, device=device)
-        made: dict[str, Any] = {"attention_mask": mask, "use_cache": cached}
-        if "position_ids" in compat.forward_parameters(model):
-            made["position_ids"] = mask.cumsum(1) - 1
-        if cached and (cache := compat.new_cache(model)) is not None:
-            made[compat.cache_argument(model)] = cache
-        return made
-
-    width = max(map(len, _PROMPTS))
-    prompts = [[9] * (width - len(row)) + list(row) for row in _PROMPTS]
-    tails = [[token % vocabulary for token in tail] for tail in _TAILS]
-    differences = []
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            expected = [
-                _plain_logits(model, tensor([prompt]), tail) for prompt, tail in zip(prompts, tails, strict=True)
-            ]
-            both = LoneRows(model, cached)
-            got = [both.prefill(tensor(prompts), GenerationConfig(), kwargs(2, width)).logits[:, -1]]
-            differences = [(got[0][row].float() - expected[row][0]).abs().max() for row in range(2)]
-            starts, right = [0, 0], tensor(tails)
-            for size, *kept in rounds:
-                block = torch.stack([right[row, start : start + size] for row, start in enumerate(starts)])
-                for row, count in enumerate(kept):
-                    block[row, count:] = (block[row, count:] + 1) % vocabulary
-                logits = both.forward(block, [width + start for start in starts]).logits.float()
-                for row, (start, count) in enumerate(zip(starts, kept, strict=True)):
-                    wanted = expected[row][start + 1 : start + 1 + count]
-                    differences.append((logits[row, :count] - wanted).abs().max())
-                starts = [start + count for start, count in zip(starts, kept, strict=True)]
-            scale = torch.cat(expected).std().clamp_min(1e-12)
-        except Exception as error:  # whatever a model raises in a way of running that is not its own
-            if is_out_of_memory(error):
-                raise
-            return f"running rows alone failed ({type(error).__name__}: {error})."
-    # tighter than between rows: a block that starts from a wrong state can still be near
-    bound = {torch.float16: 0.03, torch.bfloat16: 0.1}.get(model.dtype, 1e-4)
-    worst = [float(difference / scale) for difference in differences]
-    if all(difference <= bound for difference in worst):
-        return ""
-    return f"they differ from plain steps by {max(worst):.2g} standard deviations of a logit."

@@ -15,7 +15,7 @@ import transformers as hf
 
 import hf_exactassist
 from hf_exactassist import UnsupportedArchitecture
-from hf_exactassist.models import admission
+from hf_exactassist.models import admission, probes
 from tests.tiny import ARCHITECTURES, VOCABULARY, noisy, prompts, tiny
 
 
@@ -177,7 +177,7 @@ def test_a_window_that_the_cache_does_not_know_of_would_be_missed():
     with torch.no_grad():
         ours, theirs = model(input_ids=text).logits[0], wide(input_ids=text).logits[0]
     assert (ours[:12] - theirs[:12]).abs().max() < 1e-5 < (ours[-1] - theirs[-1]).abs().max()
-    assert admission._probe(model) == "" and admission.admit(model).strategy == "row by row"
+    assert probes.probe_ragged(model) == "" and admission.admit(model).strategy == "row by row"
 
 
 def test_global_layers_alone_of_the_same_class_are_admitted():
