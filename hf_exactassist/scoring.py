@@ -15,7 +15,7 @@ from .models.runner import RowRunner
 from .records import Draft
 from .state.cache import RowStates
 from .state.caller_cache import CallerCache
-from .state.layout import RETAINED, block_inputs, cached_length, scored_rows
+from .state.layout import REPLAY, RETAINED, block_inputs, cached_length, scored_rows
 from .state.rows import Rows
 
 
@@ -73,7 +73,7 @@ class Scorer:
         """Columns of each active row with keys and values in the target's cache."""
         if self.rows.state.generation == 0:
             return self.rows.active_lengths()
-        layout = self.layout if self._completed else "replay"
+        layout = self.layout if self._completed else REPLAY
         return [cached_length(layout, length) for length in self.rows.active_lengths()]
 
     @property

@@ -136,14 +136,13 @@ class LoneRows:
         for i, (row, start, count) in enumerate(zip(self.rows, starts, counts, strict=True)):
             place = slice(width - count, width) if right else slice(0, count)
             blocks.append(self._read(i, start - row.pad, tokens[i, place]) if count > 0 else None)
-        vocabulary = next((block.shape[-1] for block in blocks if block is not None), compat.head_size(self.model))
-        first = next((block for block in blocks if block is not None), torch.zeros(1, vocabulary))
-        logits = first.new_zeros((len(blocks), width, vocabulary))
+        nothing = torch.zeros(0, compat.head_size(self.model))
+        like = next((block for block in blocks if block is not None), nothing)
+        logits = like.new_zeros((len(blocks), width, like.shape[-1]))
         for i, block in enumerate(blocks):
             if block is not None:
-                logits[i, width - len(block) :] = block if right else 0
-                if not right:
-                    logits[i, : len(block)] = block
+                first_place = width - len(block) if right else 0
+                logits[i, first_place : first_place + len(block)] = block
         return SimpleNamespace(logits=logits if keep is None else logits[:, -keep:])
 
     def _read(self, i: int, start: int, tokens: torch.Tensor) -> torch.Tensor:

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import DuplicatedFrontier, ForeignRows, FrontierInDraft, MixedLayouts, ShiftedRows
+from ..options import LAYOUTS
 
 
-REPLAY, RETAINED = "replay", "retained"
+REPLAY, RETAINED = LAYOUTS
 
 
 def cached_length(layout: str, length: int) -> int:
