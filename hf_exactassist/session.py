@@ -124,6 +124,7 @@ class Session:
                 self.rules.eos_token_ids,
                 self.judging.noise,
                 self.judging.shared_noise,
+                model_kwargs,
             )
         )
         self.request_id = uuid.uuid4().hex

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class DraftingContext:
         noise (`Noise`, *optional*): random numbers if the call samples by maximal coupling.
         shared_noise (`SharedNoise`, *optional*): the target's own noise if the call samples with it; both are `None`
             for greedy decoding.
+        arguments (`dict[str, Any]`): the target's forward arguments as `generate` prepared them; not to be changed.
     """
 
     rows: Rows
@@ -38,6 +39,7 @@ class DraftingContext:
     eos_token_ids: frozenset[int]
     noise: Noise | None
     shared_noise: SharedNoise | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 class Drafter(CandidateGenerator):
