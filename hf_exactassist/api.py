@@ -14,7 +14,9 @@ from transformers.generation import StoppingCriteriaList, StopStringCriteria
 
 from .decoding import AssistedDecoding, SteppedDecoding
 from .errors import InvalidArgument, UnsupportedArgument
-from .models import admission, compat
+from .models import admission, compat, encoder
+from .options import Options
+from .output import AssistedEncoderDecoderOutput
 from .resolve import Settings, call_settings, resolve_drafter, wants_assistance
 from .session import Session
 
@@ -193,7 +195,16 @@ def _assisted(
         )
         passed["stopping_criteria"], kwargs = _stop_strings(settings, passed["stopping_criteria"], kwargs)
         passed["generation_config"], kwargs = _without_handled(model, passed["generation_config"], kwargs)
-        return GenerationMixin.generate(model, inputs, custom_generate=decoding, **passed, **kwargs)
+        with encoder.watching(model) as decoding.encoder_inputs:
+            if compat.has_whisper_generate(model):
+                # its own `generate` calls the usual one for every stretch of audio
+                passed = {name: value for name, value in passed.items() if value is not None}
+                output = type(model).generate(model, inputs, custom_generate=decoding, **passed, **kwargs)
+                if isinstance(output, AssistedEncoderDecoderOutput):
+                    # it makes a new one of what its calls returned
+                    object.__setattr__(output, "assist_stats", decoding.stats)
+                return output
+            return GenerationMixin.generate(model, inputs, custom_generate=decoding, **passed, **kwargs)
     finally:
         # whoever reads from the streamer must not wait for ever, wherever the call failed; the loop ends it itself
         if streamer is not None and not (decoding is not None and decoding.called):
@@ -216,6 +227,9 @@ def _prepare(
     if settings.get("token_healing"):
         raise UnsupportedArgument("`token_healing` changes the prompt inside `generate`: heal it before the call.")
     admission.require(model, "target")
+    own = own | _from_configs(settings, own)
+    if compat.has_whisper_generate(model):
+        own = _for_stretches(kind, model, own)
     assistant_tokenizer = kwargs.get("assistant_tokenizer")
     drafter, schedule = resolve_drafter(model, settings, assistant_model, kwargs.get("tokenizer"), assistant_tokenizer)
     decoding = kind(
@@ -223,7 +237,7 @@ def _prepare(
         schedule,
         streamer=streamer,
         # keyword arguments first, then the generation configs, as for Transformers' own settings
-        **{name: value for name, value in (own | _from_configs(settings, own)).items() if value is not None},
+        **{name: value for name, value in own.items() if value is not None},
         keep_cache=kwargs.get(compat.CACHE_ARGUMENT) is not None or kwargs.get("past_key_values") is not None,
     )
     return decoding, {name: value for name, value in kwargs.items() if name != "assistant_tokenizer"}
@@ -232,6 +246,22 @@ def _prepare(
 def _from_configs(settings: Settings, own: dict[str, Any]) -> dict[str, Any]:
     """This library's settings that a generation config holds and the call does not set."""
     return {name: settings.get(name) for name in ("coupling", "layout", "seed") if own[name] is None}
+
+
+def _for_stretches(kind: type[AssistedDecoding], model: PreTrainedModel, own: dict[str, Any]) -> dict[str, Any]:
+    """Settings for a `generate` that decodes one stretch of audio after the other, in batches that shrink."""
+    if kind is SteppedDecoding or own["row_ids"] is not None:
+        what = "Sessions are" if kind is SteppedDecoding else "`row_ids` are"
+        raise UnsupportedArgument(
+            f"{what} not defined for {type(model).__name__}, whose `generate` decodes several times over: use "
+            "`hf_exactassist.generate` without `row_ids`."
+        )
+    if own["seed"] is None:
+        return own
+    # one seed for every stretch would draw the same numbers again
+    device = compat.model_device(model, torch.device("cpu"))
+    generator = torch.Generator(device).manual_seed(Options(seed=own["seed"]).seed or 0)
+    return {**own, "seed": None, "generator": generator}
 
 
 def _stop_strings(settings: Settings, stopping_criteria: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

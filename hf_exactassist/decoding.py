@@ -9,10 +9,12 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from .drafters.base import Drafter
 from .models import admission
+from .models.encoder import EncoderInputs
 from .options import Options
-from .output import AssistedDecoderOnlyOutput
+from .output import AssistedOutput
 from .schedules import DraftSchedule
 from .session import Session
+from .telemetry import AssistStats
 
 
 class AssistedDecoding:
@@ -34,6 +36,10 @@ class AssistedDecoding:
     def __init__(self, drafter: Drafter, schedule: DraftSchedule, **options: Any) -> None:
         self.drafter, self.schedule, self.options = drafter, schedule, Options(**options)
         self.called = False
+        # of all calls: Whisper's `generate` makes one for every stretch of audio
+        self.stats = AssistStats()
+        # whoever prepares the call may know what the target's encoder is given
+        self.encoder_inputs: EncoderInputs | None = None
 
     @torch.no_grad()
     def __call__(
@@ -44,7 +50,7 @@ class AssistedDecoding:
         stopping_criteria: Any,
         generation_config: GenerationConfig,
         **model_kwargs: Any,
-    ) -> AssistedDecoderOnlyOutput | torch.Tensor:
+    ) -> AssistedOutput | torch.Tensor:
         """Called by `generate` with everything prepared; returns what `generate` returns.
 
         Raises:
@@ -57,7 +63,9 @@ class AssistedDecoding:
                 model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
             )
             try:
-                return session.result()
+                result = session.result()
+                self.stats += session.stats
+                return result
             except BaseException:
                 session.abandon()
                 raise
@@ -78,6 +86,9 @@ class AssistedDecoding:
         admission.require(model, "target")
         admission.check_decoding_mode(generation_config)
         admission.check_model_arguments(model, model_kwargs)
+        read = None
+        if self.encoder_inputs is not None and model_kwargs.get("encoder_outputs") is not None:
+            read = self.encoder_inputs.of(model_kwargs["encoder_outputs"])
         return Session(
             model,
             input_ids,
@@ -88,6 +99,7 @@ class AssistedDecoding:
             self.drafter,
             self.schedule,
             self.options,
+            read,
         )
 
 

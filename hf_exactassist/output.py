@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from transformers import DynamicCache, GenerationConfig
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers import GenerationConfig
+from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from .models import compat
 from .state.rows import Rows
@@ -29,15 +29,30 @@ class AssistedDecoderOnlyOutput(GenerateDecoderOnlyOutput):
     assist_stats: AssistStats | None = None
 
 
+@dataclass
+class AssistedEncoderDecoderOutput(GenerateEncoderDecoderOutput):
+    """[`~transformers.generation.GenerateEncoderDecoderOutput`] plus the counters of the call, as for decoders alone.
+
+    `assist_stats` is an attribute and no key: Whisper's `generate` takes every key apart by rows.
+    """
+
+    assist_stats: ClassVar[AssistStats | None] = None
+
+
+AssistedOutput = AssistedDecoderOnlyOutput | AssistedEncoderDecoderOutput
+
+
 class StepRecorder:
     """Collects per-token outputs of rows that arrive at their tokens in different rounds.
 
     Args:
         generation_config (`GenerationConfig`): says what is wanted; nothing is kept otherwise.
         rows (`Rows`): the rows of the call.
+        encoder_outputs (`ModelOutput`, *optional*): what the target's encoder said, if it has one.
     """
 
-    def __init__(self, generation_config: GenerationConfig, rows: Rows) -> None:
+    def __init__(self, generation_config: GenerationConfig, rows: Rows, encoder_outputs: Any = None) -> None:
+        self.encoder_outputs = encoder_outputs
         wanted = generation_config.return_dict_in_generate
         self.rows = rows
         self.scores: list[torch.Tensor] | None = [] if wanted and generation_config.output_scores else None
@@ -116,11 +131,11 @@ class StepRecorder:
         """The `scores` argument of stopping criteria after `steps` new tokens."""
         return None if self.scores is None else tuple(self.scores[:steps])
 
-    def finish(self, cache: DynamicCache | None, stats: AssistStats) -> AssistedDecoderOnlyOutput:
+    def finish(self, cache: Any, stats: AssistStats) -> AssistedOutput:
         """The output object.
 
         Args:
-            cache (`DynamicCache`, *optional*): the cache to hand over.
+            cache (`Cache`, *optional*): the cache to hand over.
             stats (`AssistStats`): the counters.
         """
         sequences = self.rows.sequences()
@@ -137,6 +152,12 @@ class StepRecorder:
                             part[row] = 0
             return tuple(table[:steps])
 
+        if self.encoder_outputs is not None:
+            output = AssistedEncoderDecoderOutput(
+                sequences=sequences, scores=cut(self.scores), logits=cut(self.logits), **{compat.CACHE_FIELD: cache}
+            )
+            object.__setattr__(output, "assist_stats", stats)
+            return output
         return AssistedDecoderOnlyOutput(
             sequences=sequences,
             scores=cut(self.scores),

@@ -19,7 +19,7 @@ from .listeners import Listeners
 from .memory import is_out_of_memory
 from .models import admission, compat, identity
 from .options import Options
-from .output import AssistedDecoderOnlyOutput, StepRecorder
+from .output import AssistedOutput, StepRecorder
 from .records import Coordinate, Draft, Proposal, RoundCommit, Verdict, Verification
 from .schedules import DraftSchedule
 from .scoring import Scorer
@@ -54,6 +54,7 @@ class Session:
         drafter (`Drafter`): proposes tokens.
         schedule (`DraftSchedule`): how many.
         options (`Options`): this library's own arguments.
+        encoder_inputs (`dict[str, Any]`, *optional*): what the target's encoder was given, if it has one.
 
     Raises:
         ExactAssistError: the call cannot be kept exact.
@@ -70,19 +71,21 @@ class Session:
         drafter: Drafter,
         schedule: DraftSchedule,
         options: Options,
+        encoder_inputs: dict[str, Any] | None = None,
     ) -> None:
         self.generation_config, self.model_kwargs, self.options = generation_config, model_kwargs, options
         self.drafter, self.schedule, self.streamer = drafter, schedule, options.streamer
         self.rules = StoppingRules(stopping_criteria)
         pad = generation_config._pad_token_tensor
+        mask = model_kwargs.get("decoder_attention_mask" if compat.is_encoder_decoder(model) else "attention_mask")
         self.rows = Rows(
             input_ids,
-            model_kwargs.get("attention_mask"),
+            mask,
             self.rules.max_length,
             0 if pad is None else int(pad),
             stop_alone=self.rules.pads_finished_rows,
         )
-        admission.check_padding(model_kwargs.get("attention_mask"))
+        admission.check_padding(mask)
         positions = model_kwargs.get("position_ids")
         read = [*self.rows.prompt_tokens] if positions is None else (positions[:, -1] + 1).tolist()
         admission.check_length(model, min(read), max(read) + self.rules.max_length - self.rows.prompt_length)
@@ -96,7 +99,7 @@ class Session:
         cache = model_kwargs.get(compat.CACHE_ARGUMENT)
         if lone:
             # made for the whole batch, of which every row gets an empty copy
-            self.returns_cache = bool(generation_config.return_dict_in_generate) and self.rows.batch == 1
+            cache, self.returns_cache = None, bool(generation_config.return_dict_in_generate) and self.rows.batch == 1
         elif cache is None:
             # `use_cache=False`: block scoring needs one all the same, and nobody sees it
             admission.check_outputs_without_cache(generation_config)
@@ -105,9 +108,10 @@ class Session:
         else:
             user_defined = getattr(cache, "_is_user_defined", False) or options.keep_cache
             self.returns_cache = bool(generation_config.return_dict_in_generate or user_defined)
+        embeds, encoded = model_kwargs.get("inputs_embeds"), model_kwargs.get("encoder_outputs")
         self.caller_cache = CallerCache(cache)
         self.scorer = Scorer(model, self.rows, options.layout, self.caller_cache, self.returns_cache)
-        self.recorder = StepRecorder(generation_config, self.rows)
+        self.recorder = StepRecorder(generation_config, self.rows, encoded)
         vocabulary = compat.head_size(model)
         example = None if self.recorder.scores is None else (torch.zeros(self.rows.batch, vocabulary),)
         self.rules.check_batch(input_ids, example)
@@ -124,11 +128,12 @@ class Session:
                 self.rules.eos_token_ids,
                 self.judging.noise,
                 self.judging.shared_noise,
+                model,
                 model_kwargs,
+                encoder_inputs,
             )
         )
         self.request_id = uuid.uuid4().hex
-        embeds = model_kwargs.get("inputs_embeds")
         self.standing = Standing(
             self.scorer,
             options.layout,
@@ -141,7 +146,10 @@ class Session:
                 "token_map": {"vocabulary": vocabulary},
                 "processors": self.processors.describe(),
                 "stopping": {**self.rules.describe(), "pad": self.rows.pad_token_id},
-                "prompt": {"embeddings": None if embeds is None else identity.tensor_digest(embeds)},
+                "prompt": {
+                    "embeddings": None if embeds is None else identity.tensor_digest(embeds),
+                    "encoder": None if encoded is None else identity.tensor_digest(encoded[0]),
+                },
                 **self.judging.describe(),
             },
         )
@@ -266,7 +274,7 @@ class Session:
         self.listeners.settle()
 
     @torch.no_grad()
-    def result(self) -> AssistedDecoderOnlyOutput | torch.Tensor:
+    def result(self) -> AssistedOutput | torch.Tensor:
         """What `generate` returns; runs to the end first."""
         # between these rounds no code of the caller's runs but what it asked to be called back
         self.standing.require_unchanged()
@@ -442,7 +450,7 @@ class Session:
         uniforms = None if self.judging.noise is None else self.judging.uniforms(draft).accept
         return self.log.deliveries(self.log.records(commit, draft, scores, uniforms, self.judging.coupling))
 
-    def finish(self) -> AssistedDecoderOnlyOutput | torch.Tensor:
+    def finish(self) -> AssistedOutput | torch.Tensor:
         """The result, with the caller's cache holding all of it but the last column."""
         if self.judging.shared_noise is not None:
             self.judging.shared_noise.leave(self.rows.complete_columns() - self.rows.prompt_length)

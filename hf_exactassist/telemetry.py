@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import itertools
+from dataclasses import dataclass, field, fields, replace
 
 from .records import Commit
 
@@ -37,6 +38,19 @@ class AssistStats:
     def acceptance_rate(self) -> float:
         """Accepted per drafted token; 0.0 if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+    def __add__(self, other: AssistStats) -> AssistStats:
+        """The counters of two calls together."""
+        tables = {}
+        for name in ("drafted_by_position", "accepted_by_position"):
+            pairs = itertools.zip_longest(getattr(self, name), getattr(other, name), fillvalue=0)
+            tables[name] = [ours + theirs for ours, theirs in pairs]
+        counts = {
+            item.name: getattr(self, item.name) + getattr(other, item.name)
+            for item in fields(self)
+            if item.type == "int"
+        }
+        return AssistStats(**counts, **tables, serial=self.serial or other.serial)
 
     def after(self, commit: Commit, is_round: bool = True) -> AssistStats:
         """The counters with what one round, or the prefill, published added; these here stay as they are."""

@@ -10,7 +10,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..models import admission
-from ..models.compat import forward_parameters, position_limit
+from ..models.compat import forward_parameters, is_encoder_decoder, position_limit
+from ..models.encoder import EncoderReading
 from ..models.lone_rows import LoneRows
 from ..models.runner import RowRunner
 from ..randomness import DRAFT
@@ -61,6 +62,9 @@ class AssistantModelDrafter(Drafter):
         # rows in the assistant's cache, and of each the columns that are surely published tokens
         self._held = context.rows.active
         self._confirmed = dict.fromkeys(self._held, 0)
+        self._encoder = EncoderReading(
+            self.model, context.target, context.arguments, context.encoder_inputs, context.rows.batch
+        )
         self._processors = context.processors
         samples = context.noise is not None or context.shared_noise is not None
         if self.warper_settings and samples:
@@ -193,7 +197,8 @@ class AssistantModelDrafter(Drafter):
         mask = torch.ones_like(ids)
         if rows.prompt_mask is not None and rows.prompt_mask.shape[1] == rows.prompt_length:
             mask[:, : rows.prompt_length] = rows.prompt_mask[rows.active]
-        kwargs["attention_mask"] = mask
+        kwargs["decoder_attention_mask" if is_encoder_decoder(self.model) else "attention_mask"] = mask
+        kwargs |= self._encoder.of_rows(rows.active)
         if self._takes_positions:
             # always said, as `generate` does: some classes count from elsewhere by themselves
             last = None if self._position_limit is None else self._position_limit - 1

@@ -30,7 +30,9 @@ class DraftingContext:
         noise (`Noise`, *optional*): random numbers if the call samples by maximal coupling.
         shared_noise (`SharedNoise`, *optional*): the target's own noise if the call samples with it; both are `None`
             for greedy decoding.
-        arguments (`dict[str, Any]`): the target's forward arguments as `generate` prepared them; not to be changed.
+        target (`PreTrainedModel`, *optional*): the model that verifies.
+        arguments (`dict[str, Any]`): its forward arguments as `generate` prepared them; not to be changed.
+        encoder_inputs (`dict[str, Any]`, *optional*): what its encoder was given, if it has one and this is known.
     """
 
     rows: Rows
@@ -39,7 +41,9 @@ class DraftingContext:
     eos_token_ids: frozenset[int]
     noise: Noise | None
     shared_noise: SharedNoise | None = None
+    target: PreTrainedModel | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
+    encoder_inputs: dict[str, Any] | None = None
 
 
 class Drafter(CandidateGenerator):

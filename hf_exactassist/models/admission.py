@@ -13,10 +13,12 @@ from transformers.generation import GenerationMode
 
 from ..errors import UnsupportedArchitecture, UnsupportedArgument, UnsupportedCache, UnsupportedDecodingMode
 from . import compat, probes
+from .encoder import EncoderInputs
 from .lone_rows import LoneRows
 from .runner import OUTPUT_FLAGS, RowRunner
 
 
+_ENCODER_DECODER_ARGUMENTS = {"encoder_outputs", "decoder_attention_mask"}
 _FORWARD_ARGUMENTS = {
     "attention_mask",
     "position_ids",
@@ -84,6 +86,8 @@ def check_model_arguments(model: PreTrainedModel, model_kwargs: dict[str, Any]) 
         UnsupportedCache: a cache that is not a plain [`~transformers.DynamicCache`].
     """
     known = {*_FORWARD_ARGUMENTS, compat.cache_argument(model)}
+    if compat.is_encoder_decoder(model):
+        known |= _ENCODER_DECODER_ARGUMENTS
     # `generate` puts an empty dict of encoder outputs into calls without images
     absent = [name for name, value in model_kwargs.items() if value is None or (isinstance(value, dict) and not value)]
     foreign = sorted(name for name in model_kwargs if name not in known and name not in absent)
@@ -97,7 +101,8 @@ def check_model_arguments(model: PreTrainedModel, model_kwargs: dict[str, Any]) 
         raise UnsupportedArgument("Only 2-D `position_ids` (one position per token) are supported with an assistant.")
     cache = model_kwargs.get(compat.cache_argument(model))
     if cache is not None:
-        check_cache(cache, any_layers=admit(model).strategy != ROWS)
+        for part in compat.cache_parts(cache):
+            check_cache(part, any_layers=admit(model).strategy != ROWS)
         if model_kwargs.get("use_cache") is False:
             raise UnsupportedCache("A cache is passed together with `use_cache=False`: leave one of them out.")
 
@@ -283,7 +288,9 @@ def _hooks(model: PreTrainedModel) -> tuple[int, ...]:
     """What changes a model's forward without changing its class."""
     found = []
     for module in model.modules():
-        found += [*module._forward_hooks, *module._forward_pre_hooks]
+        hooks = {**module._forward_hooks, **module._forward_pre_hooks}
+        # a call's own look at what the encoder reads changes nothing
+        found += [key for key, hook in hooks.items() if getattr(hook, "__func__", None) is not EncoderInputs.note]
         if "forward" in module.__dict__:
             found.append(id(module.__dict__["forward"]))
     return tuple(found)
@@ -300,9 +307,7 @@ def _refusal(model: PreTrainedModel) -> str:
     """Why a model is not run at all; empty if it may be."""
     if _drops_out(model):
         return "it is in training mode, where dropout makes every forward different: call `model.eval()`."
-    if model.config.is_encoder_decoder:
-        return "encoder-decoder models are not supported yet. Drop the assistant for this call."
-    if type(model).generate is not GenerationMixin.generate:
+    if type(model).generate is not GenerationMixin.generate and not compat.has_whisper_generate(model):
         return (
             "its class has a `generate` of its own that prepares more than tokens. Drop the assistant for this call."
         )
@@ -313,6 +318,8 @@ def _surface(model: PreTrainedModel, attention: str) -> str:
     """Why the model's class or configuration rules out ragged rows; empty if it does not."""
     if compat.prepares_inputs_itself(model):
         return "its class prepares the inputs of each step in its own way, which blocks of drafts could bypass."
+    if compat.reads_encoder(model):
+        return "its decoder attends to an encoder."
     if getattr(model, "_is_stateful", False):
         return "its recurrent state cannot be rolled back row by row in one batch."
     if attention not in ("sdpa", "eager"):

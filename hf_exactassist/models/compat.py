@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
+from transformers.utils import ModelOutput
 
 
 # `past_key_values` until 5.22, `cache` since
@@ -43,7 +47,8 @@ def layer_windows(model: PreTrainedModel) -> list[int | None]:
 
 def position_limit(model: PreTrainedModel) -> int | None:
     """Positions the model was made for, if its configuration says so; a learned table ends there."""
-    return getattr(text_config(model), "max_position_embeddings", None)
+    config = text_config(model)
+    return getattr(config, "max_position_embeddings", None) or getattr(config, "max_target_positions", None)
 
 
 def turning_points(model: PreTrainedModel) -> list[tuple[int, bool]]:
@@ -73,12 +78,60 @@ def cache_argument(model: PreTrainedModel) -> str:
     return "cache_params" if "cache_params" in names and CACHE_ARGUMENT not in names else CACHE_ARGUMENT
 
 
-def new_cache(model: PreTrainedModel) -> DynamicCache | None:
+def new_cache(model: PreTrainedModel) -> DynamicCache | EncoderDecoderCache | None:
     """An empty cache as `generate` makes it; `None` for classes that carry their past in another way."""
     supports = getattr(model, "_supports_default_dynamic_cache", None)
     if supports is not None and not supports():
         return None
-    return DynamicCache(config=text_config(model))
+    cache = DynamicCache(config=text_config(model))
+    # what an encoder said does not slide out of sight
+    return EncoderDecoderCache(cache, DynamicCache()) if reads_encoder(model) else cache
+
+
+def cache_parts(cache: Any) -> tuple[Any, ...]:
+    """The cache itself, or the two that one of an encoder-decoder model is made of."""
+    if isinstance(cache, EncoderDecoderCache):
+        return cache.self_attention_cache, cache.cross_attention_cache
+    return (cache,)
+
+
+def rows_of(value: Any, rows: Sequence[int], batch: int) -> Any:
+    """Some rows of whatever has `batch` of them: a tensor, or model outputs and tuples of such; else the value."""
+    if isinstance(value, torch.Tensor):
+        return value[list(rows)] if value.dim() and value.shape[0] == batch else value
+    if isinstance(value, ModelOutput):
+        # made anew by its class, it would lose the keys that some encoders add
+        chosen = copy.copy(value)
+        for name, part in value.items():
+            chosen[name] = rows_of(part, rows, batch)
+        return chosen
+    return tuple(rows_of(part, rows, batch) for part in value) if isinstance(value, tuple) else value
+
+
+def is_encoder_decoder(model: PreTrainedModel) -> bool:
+    """Whether the model has an encoder of its own beside the decoder."""
+    return bool(model.config.is_encoder_decoder)
+
+
+def reads_encoder(model: PreTrainedModel) -> bool:
+    """Whether the decoder attends to what an encoder said: one of its own, or one whose outputs it is given."""
+    return is_encoder_decoder(model) or "encoder_outputs" in forward_parameters(model)
+
+
+def main_input(model: PreTrainedModel) -> str:
+    """Name of what the model, or its encoder, reads."""
+    return model.main_input_name
+
+
+def encoder_width(model: PreTrainedModel) -> int:
+    """Columns of the encoder outputs that the model's decoder takes."""
+    config = getattr(model.config, "encoder", None) or model.config
+    return getattr(config, "hidden_size", None) or config.d_model
+
+
+def has_whisper_generate(model: PreTrainedModel) -> bool:
+    """Whether the class prepares audio in a `generate` of its own and then decodes with the usual one."""
+    return isinstance(model, WhisperGenerationMixin)
 
 
 def prepares_inputs_itself(model: PreTrainedModel) -> bool:

@@ -1,8 +1,9 @@
 """Runs the rows of a batch one by one, each over a cache of Transformers' own, as `generate` runs a single row.
 
 For models that cannot be scored in ragged blocks: recurrent and hybrid ones, those that compute masks or positions
-themselves, those without a cache. A row goes back to the accepted tokens by cropping its cache, or, where that is
-not possible, by putting an earlier state back; the tokens in between are then read again together with the next ones.
+themselves, decoders that attend to an encoder, those without a cache. A row goes back to the accepted tokens by
+cropping its cache, or, where that is not possible, by putting an earlier state back; the tokens in between are then
+read again together with the next ones.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from . import compat
 
 # earlier states kept per row: the last one gone back to, and those after it where drafts are read token by token
 _SNAPSHOTS = 8
-# per-token arguments, which grow with the row
+# per-token arguments, which grow with the row; where there is an encoder, the mask without a prefix is that one's
 _PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids")
+_PER_DECODED_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
 
 
 @dataclass
@@ -42,7 +44,7 @@ class _Row:
 
 
 class LoneRows:
-    """A causal language model and one past per row; slots, tokens and lengths as in [`RowRunner`].
+    """A decoder and one past per row; slots, tokens and lengths as in [`RowRunner`].
 
     Args:
         model (`PreTrainedModel`): an admitted model.
@@ -60,6 +62,10 @@ class LoneRows:
         self.forwards = 0
         self.rows: list[_Row] = []
         self._cache_argument = compat.cache_argument(model)
+        encodes = compat.is_encoder_decoder(model)
+        self._ids_argument = "decoder_input_ids" if encodes else "input_ids"
+        self._per_token = _PER_DECODED_TOKEN if encodes else _PER_TOKEN
+        self._padding = getattr(compat.text_config(model), "pad_token_id", None)
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
 
     def prefill(
@@ -94,17 +100,20 @@ class LoneRows:
             kwargs["use_cache"] = True
             if kwargs.get(self._cache_argument) is None and (made := compat.new_cache(self.model)) is not None:
                 kwargs[self._cache_argument] = made
-        mask = kwargs.get("attention_mask")
+        mask = kwargs.get(self._per_token[0])
         # a single row is read as plain `generate` reads it, padding and all
         pad = 0 if mask is None or len(input_ids) == 1 else int((mask[i] != 0).long().argmax())
         per_token = {
-            name: kwargs.pop(name).expand(len(input_ids), -1)[i : i + 1, pad:] for name in _PER_TOKEN if name in kwargs
+            name: kwargs.pop(name).expand(len(input_ids), -1)[i : i + 1, pad:]
+            for name in self._per_token
+            if name in kwargs
         }
         cache = kwargs.pop(self._cache_argument, None)
         past = {self._cache_argument: copy.deepcopy(cache)} if self.cached and cache is not None else {}
         if not self.cached:
             kwargs["use_cache"] = False
-        return _Row(pad, kwargs, per_token, past, copy.deepcopy(past))
+        arguments = {name: compat.rows_of(value, [i], len(input_ids)) for name, value in kwargs.items()}
+        return _Row(pad, arguments, per_token, past, copy.deepcopy(past))
 
     def _carry(self, row: _Row, outputs: Any, length: int) -> None:
         if self.cached:
@@ -157,17 +166,14 @@ class LoneRows:
             self._advance(i, pending)
             pending = pending[:0]
         tokens = tokens.to(self.cache.tokens.device)
-        logits = self._advance(i, torch.cat([pending, tokens]))[-len(tokens) :]
-        slots = list(range(row.pad + start, row.pad + start + len(tokens)))
-        self._note(i, slots, tokens)
-        return logits
+        return self._advance(i, torch.cat([pending, tokens]))[-len(tokens) :]
 
-    def _note(self, i: int, slots: Sequence[int], tokens: torch.Tensor) -> None:
-        missing = slots[-1] + 1 - self.cache.tokens.shape[1]
+    def _note(self, i: int, slot: int, tokens: torch.Tensor) -> None:
+        missing = slot + len(tokens) - self.cache.tokens.shape[1]
         if missing > 0:
             more = self.cache.tokens.new_full((len(self.cache.tokens), max(missing, 64)), -1)
             self.cache.tokens = torch.cat([self.cache.tokens, more], dim=1)
-        self.cache.tokens[i, slots[0] : slots[-1] + 1] = tokens
+        self.cache.tokens[i, slot : slot + len(tokens)] = tokens
 
     def _go_back(self, i: int, length: int) -> torch.Tensor:
         """Brings a row to its first `length` tokens, or to fewer; those it then lacks come back."""
@@ -190,9 +196,18 @@ class LoneRows:
 
     def _advance(self, i: int, tokens: torch.Tensor) -> torch.Tensor:
         """Reads tokens after what a row has read; logits of all of them."""
+        return torch.cat([self._read_on(i, piece) for piece in self._pieces(tokens)])
+
+    def _pieces(self, tokens: torch.Tensor) -> list[torch.Tensor]:
+        """Blocks that are read as single steps would be: some classes count positions without the padding token."""
+        ends = [] if self._padding is None else ((tokens == self._padding).nonzero()[:, 0] + 1).tolist()
+        return [piece for piece in tokens.tensor_split(ends) if len(piece)]
+
+    def _read_on(self, i: int, tokens: torch.Tensor) -> torch.Tensor:
         row, count = self.rows[i], len(tokens)
         self._remember(row)
-        text = torch.cat([self.cache.tokens[i, row.pad : row.pad + row.length], tokens])[None]
+        self._note(i, row.pad + row.length, tokens)
+        text = self.cache.tokens[i : i + 1, row.pad : row.pad + row.length + count]
         per_token = {name: _extended(name, part, text.shape[1]) for name, part in row.per_token.items()}
         arguments = {**row.arguments, **per_token, **row.past}
         if self._keeps_logits:
@@ -200,9 +215,10 @@ class LoneRows:
         inputs = self.model.prepare_inputs_for_generation(
             text, next_sequence_length=count if self.cached else None, is_first_iteration=False, **arguments
         )
-        if self.cached and inputs["input_ids"].shape[1] < count:
+        shown = inputs[self._ids_argument]
+        if self.cached and shown.shape[1] < count:
             # some classes show their model the last token alone; others, without a past, the whole row
-            inputs["input_ids"] = tokens[None].to(inputs["input_ids"].device)
+            inputs[self._ids_argument] = tokens[None].to(shown.device)
         if "logits_to_keep" in inputs:
             # some classes ask for the last one alone
             inputs["logits_to_keep"] = count
@@ -261,9 +277,9 @@ def _extended(name: str, part: torch.Tensor, length: int) -> torch.Tensor:
     more = length - part.shape[1]
     if more <= 0:
         return part[:, :length]
-    if name == "attention_mask":
+    if name.endswith("attention_mask"):
         tail = part.new_ones((1, more))
-    elif name == "position_ids":
+    elif name.endswith("position_ids"):
         tail = part[:, -1:] + torch.arange(1, more + 1, device=part.device, dtype=part.dtype)
     else:
         tail = part[:, -1:].expand(1, more)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation import LogitsProcessor, LogitsProcessorList
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
 from ..memory import is_out_of_memory
@@ -128,13 +129,35 @@ def _plain_logits(model: PreTrainedModel, prompt: torch.Tensor, tail: Sequence[i
         output_logits=True,
         return_dict_in_generate=True,
     )
+    encoder, names = _encoder_arguments(model, 1), {"inputs": prompt, "attention_mask": torch.ones_like(prompt)}
+    if encoder and (cache := compat.new_cache(model)) is not None:
+        encoder[compat.cache_argument(model)] = cache
+    if compat.is_encoder_decoder(model):
+        # else `generate` puts a start token in front
+        config.decoder_start_token_id = int(prompt[0, 0])
+        names = {"decoder_input_ids": prompt}
     # a shallow copy: the model's own settings would be filled in, and are none of the probe's business
     bare = copy.copy(model)
     bare.generation_config = GenerationConfig()
     script = LogitsProcessorList([_Script(prompt.shape[1], tail)])
     arguments = {"generation_config": config, "logits_processor": script}
-    output = GenerationMixin.generate(bare, prompt, attention_mask=torch.ones_like(prompt), **arguments)
+    output = GenerationMixin.generate(bare, **names, **encoder, **arguments)
     return torch.cat(output.logits).float()
+
+
+def _encoder_arguments(model: PreTrainedModel, rows: int) -> dict[str, Any]:
+    """What a decoder is given of an encoder; made up where the encoder does not read tokens."""
+    if not compat.reads_encoder(model):
+        return {}
+    device = compat.model_device(model, torch.device("cpu"))
+    if compat.is_encoder_decoder(model) and compat.main_input(model) == "input_ids":
+        read = torch.tensor([_PROMPTS[1]] * rows, device=device)
+        mask = torch.ones_like(read)
+        outputs = model.get_encoder()(input_ids=read, attention_mask=mask, return_dict=True)
+        return {"encoder_outputs": outputs, "attention_mask": mask}
+    width, length = compat.encoder_width(model), 5
+    states = torch.arange(length * width, device=device).sin().reshape(1, length, width).to(model.dtype)
+    return {"encoder_outputs": BaseModelOutput(last_hidden_state=states.expand(rows, -1, -1))}
 
 
 @torch.no_grad()
@@ -148,7 +171,8 @@ def probe_lone(model: PreTrainedModel, cached: bool, rounds: Any) -> str:
 
     def kwargs(rows: int, width: int) -> dict[str, Any]:
         mask = torch.ones(rows, width, dtype=torch.long, device=device)
-        made: dict[str, Any] = {"attention_mask": mask, "use_cache": cached}
+        name = "decoder_attention_mask" if compat.is_encoder_decoder(model) else "attention_mask"
+        made: dict[str, Any] = {name: mask, "use_cache": cached, **_encoder_arguments(model, rows)}
         if "position_ids" in compat.forward_parameters(model):
             made["position_ids"] = mask.cumsum(1) - 1
         if cached and (cache := compat.new_cache(model)) is not None:

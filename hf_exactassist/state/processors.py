@@ -46,6 +46,9 @@ _ROW_BY_ROW = {
     hf.ExponentialDecayLengthPenalty,
     hf.SuppressTokensAtBeginLogitsProcessor,
     hf.WatermarkLogitsProcessor,
+    hf.WhisperTimeStampLogitsProcessor,
+    # it looks at the first token alone, which all rows reach in one call, and changes no score
+    hf.WhisperNoSpeechDetection,
 }
 _STATEFUL = {
     hf.UnbatchedClassifierFreeGuidanceLogitsProcessor: "guidance_scale",

@@ -2,7 +2,8 @@
 
 Full attention is put back by its length, since later tokens only come behind. Sliding layers make new tensors of
 bounded size whenever they move on, so holding on to the old ones is enough. Recurrent and convolution states are
-overwritten in place and are cloned; they are small. Layers of unknown class are copied whole.
+overwritten in place and are cloned; they are small. Layers of unknown class are copied whole. Keys and values of
+cross-attention never change after the first forward.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from transformers import cache_utils
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 
 def _classes(*names: str) -> tuple[type, ...]:
@@ -27,6 +28,11 @@ _KNOWN = (*_EMPTY, *_FULL, *_LINEAR, DynamicSlidingWindowLayer)
 _LENGTH = "length of keys and values"
 
 
+def layers_of(cache: Cache) -> list[Any]:
+    """The layers that grow with the text; what a decoder knows of its encoder stays as it is."""
+    return cache.self_attention_cache.layers if isinstance(cache, EncoderDecoderCache) else cache.layers
+
+
 def take(cache: Cache) -> list[dict[str, Any]]:
     """Everything the layers of a cache hold.
 
@@ -36,13 +42,14 @@ def take(cache: Cache) -> list[dict[str, Any]]:
     Returns:
         `list[dict]`: one entry per layer, for [`put_back`].
     """
-    return [_copied(layer, vars(layer), shorten=True) for layer in cache.layers]
+    return [_copied(layer, vars(layer), shorten=True) for layer in layers_of(cache)]
 
 
 def put_back(cache: Cache, snapshot: list[dict[str, Any]]) -> None:
     """Makes a cache hold what it held, if it has gone on since; the snapshot can be used again."""
-    del cache.layers[len(snapshot) :]
-    for layer, held in zip(cache.layers, snapshot, strict=True):
+    layers = layers_of(cache)
+    del layers[len(snapshot) :]
+    for layer, held in zip(layers, snapshot, strict=True):
         attributes = _copied(layer, held, shorten=False)
         length = attributes.pop(_LENGTH, None)
         if length is not None:
@@ -52,12 +59,12 @@ def put_back(cache: Cache, snapshot: list[dict[str, Any]]) -> None:
 
 def is_croppable(cache: Cache) -> bool:
     """Whether forgetting the last keys and values is all there is to going back."""
-    return all(type(layer) in (DynamicLayer, *_EMPTY) for layer in cache.layers)
+    return all(type(layer) in (DynamicLayer, *_EMPTY) for layer in layers_of(cache))
 
 
 def crop(cache: Cache, length: int) -> None:
     """Forgets what lies behind the first `length` tokens of a croppable cache."""
-    for layer in cache.layers:
+    for layer in layers_of(cache):
         if type(layer) is DynamicLayer and layer.is_initialized:
             layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
 
