@@ -199,7 +199,8 @@ def _assisted(
             if compat.has_whisper_generate(model):
                 # its own `generate` calls the usual one for every stretch of audio
                 passed = {name: value for name, value in passed.items() if value is not None}
-                output = type(model).generate(model, inputs, custom_generate=decoding, **passed, **kwargs)
+                heard = () if inputs is None else (inputs,)
+                output = type(model).generate(model, *heard, custom_generate=decoding, **passed, **kwargs)
                 if isinstance(output, AssistedEncoderDecoderOutput):
                     # it makes a new one of what its calls returned
                     object.__setattr__(output, "assist_stats", decoding.stats)

@@ -41,16 +41,16 @@ class AssistStats:
 
     def __add__(self, other: AssistStats) -> AssistStats:
         """The counters of two calls together."""
-        tables = {}
-        for name in ("drafted_by_position", "accepted_by_position"):
-            pairs = itertools.zip_longest(getattr(self, name), getattr(other, name), fillvalue=0)
-            tables[name] = [ours + theirs for ours, theirs in pairs]
-        counts = {
-            item.name: getattr(self, item.name) + getattr(other, item.name)
-            for item in fields(self)
-            if item.type == "int"
-        }
-        return AssistStats(**counts, **tables, serial=self.serial or other.serial)
+        positions = ("drafted_by_position", "accepted_by_position")
+        total = AssistStats(serial=self.serial or other.serial)
+        for item in fields(self):
+            ours, theirs = getattr(self, item.name), getattr(other, item.name)
+            if item.name in positions:
+                pairs = itertools.zip_longest(ours, theirs, fillvalue=0)
+                setattr(total, item.name, [count + more for count, more in pairs])
+            elif item.name != "serial":
+                setattr(total, item.name, ours + theirs)
+        return total
 
     def after(self, commit: Commit, is_round: bool = True) -> AssistStats:
         """The counters with what one round, or the prefill, published added; these here stay as they are."""

@@ -156,7 +156,6 @@ class LoneRows:
 
     def _read(self, i: int, start: int, tokens: torch.Tensor) -> torch.Tensor:
         """Logits `(n, V)` of `n` tokens that follow the row's first `start` ones."""
-        row = self.rows[i]
         if self.position_limit is not None and start + len(tokens) > self.position_limit:
             # there are no positions left, and nobody wants drafts of this row any more
             return torch.zeros(len(tokens), compat.head_size(self.model), device=self.cache.tokens.device)

@@ -151,7 +151,8 @@ def _encoder_arguments(model: PreTrainedModel, rows: int) -> dict[str, Any]:
         return {}
     device = compat.model_device(model, torch.device("cpu"))
     if compat.is_encoder_decoder(model) and compat.main_input(model) == "input_ids":
-        read = torch.tensor([_PROMPTS[1]] * rows, device=device)
+        # ids that every vocabulary has
+        read = torch.tensor([_PROMPTS[1]] * rows, device=device) % 3
         mask = torch.ones_like(read)
         outputs = model.get_encoder()(input_ids=read, attention_mask=mask, return_dict=True)
         return {"encoder_outputs": outputs, "attention_mask": mask}
