@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, QuantizedCache
 
 from ..state import snapshot
 from ..state.cache import RowCache
@@ -195,12 +195,23 @@ class LoneRows:
 
     def _advance(self, i: int, tokens: torch.Tensor) -> torch.Tensor:
         """Reads tokens after what a row has read; logits of all of them."""
-        return torch.cat([self._read_on(i, piece) for piece in self._pieces(tokens)])
+        logits = []
+        while len(tokens):
+            size = self._readable(self.rows[i], tokens)
+            logits.append(self._read_on(i, tokens[:size]))
+            tokens = tokens[size:]
+        return torch.cat(logits)
 
-    def _pieces(self, tokens: torch.Tensor) -> list[torch.Tensor]:
-        """Blocks that are read as single steps would be: some classes count positions without the padding token."""
-        ends = [] if self._padding is None else ((tokens == self._padding).nonzero()[:, 0] + 1).tolist()
-        return [piece for piece in tokens.tensor_split(ends) if len(piece)]
+    def _readable(self, row: _Row, tokens: torch.Tensor) -> int:
+        """How many tokens can be read in one block that gives what single steps give."""
+        size = len(tokens)
+        if self._padding is not None:
+            # some classes count positions without the padding token
+            size = min([size, *((tokens == self._padding).nonzero()[:1, 0] + 1).tolist()])
+        cache = row.past.get(self._cache_argument)
+        if isinstance(cache, QuantizedCache):
+            size = min(size, snapshot.tokens_before_quantizing(cache))
+        return size
 
     def _read_on(self, i: int, tokens: torch.Tensor) -> torch.Tensor:
         row, count = self.rows[i], len(tokens)

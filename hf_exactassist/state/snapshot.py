@@ -2,13 +2,14 @@
 
 Full attention is put back by its length, since later tokens only come behind. Sliding layers make new tensors of
 bounded size whenever they move on, so holding on to the old ones is enough. Recurrent and convolution states are
-overwritten in place and are cloned; they are small. Layers of unknown class are copied whole. Keys and values of
-cross-attention never change after the first forward.
+overwritten in place and are cloned; they are small. Quantized layers write nothing in place either. Layers of unknown
+class are copied whole. Keys and values of cross-attention never change after the first forward.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ _EMPTY = _classes("DummyLayer")
 _FULL = (DynamicLayer, *_classes("LinearAttentionAndFullAttentionLayer"))
 _LINEAR = _classes("LinearAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
 _KNOWN = (*_EMPTY, *_FULL, *_LINEAR, DynamicSlidingWindowLayer)
+_QUANTIZED = _classes("BaseQuantizedLayer", "QuantizedLayer")
 _LENGTH = "length of keys and values"
 
 
@@ -69,7 +71,22 @@ def crop(cache: Cache, length: int) -> None:
             layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
 
 
+def tokens_before_quantizing(cache: Cache) -> int:
+    """Tokens that may be read in one block of a cache that quantizes what it keeps, every so many tokens.
+
+    The one after which it quantizes is read alone, as then it does so whatever the release.
+    """
+    layer = layers_of(cache)[0]
+    if not hasattr(layer, "residual_length") or not layer.is_initialized:
+        return sys.maxsize
+    kept = layer.keys.shape[-2] if layer.keys.dim() == 4 else 0
+    return max(layer.residual_length - 1 - kept, 1)
+
+
 def _copied(layer: Any, attributes: dict[str, Any], shorten: bool) -> dict[str, Any]:
+    if isinstance(layer, _QUANTIZED):
+        # it makes new tensors for all it keeps
+        return dict(attributes)
     if type(layer) not in _KNOWN:
         return copy.deepcopy(attributes)
     tensors = {name: part for name, part in attributes.items() if isinstance(part, torch.Tensor)}
