@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from .models import admission
+from .models import admission, compat
 from .models.lone_rows import LoneRows
 from .models.runner import RowRunner
 from .records import Draft
@@ -56,10 +56,13 @@ class Scorer:
             return
         prompts = self.rows.ids[:, : self.rows.prompt_length]
         try:
-            outputs = self.target.prefill(prompts, generation_config, dict(model_kwargs))
+            lent = self.caller_cache.lend()
+            arguments = model_kwargs if lent is None else {**model_kwargs, compat.CACHE_ARGUMENT: lent}
+            outputs = self.target.prefill(prompts, generation_config, dict(arguments))
             outputs.logits = outputs.logits[:, -1:]
             self.shift = self.target.cache.lengths[0] - self.rows.prompt_length
-            self.caller_cache.take_back()
+            # the last token is not read
+            self.caller_cache.take_back(self.target.cache, self.rows.max_length - 1 + self.shift)
             self.first = outputs
         except BaseException:
             # half-read prompts are no state to go on from

@@ -25,7 +25,7 @@ from .schedules import DraftSchedule
 from .scoring import Scorer
 from .standing import Standing
 from .state import manifest, transaction
-from .state.caller_cache import CallerCache
+from .state.caller_cache import keeper
 from .state.positions import processed_scores
 from .state.processors import ProcessorPipeline
 from .state.rows import Rows
@@ -106,10 +106,11 @@ class Session:
             cache = model_kwargs[compat.CACHE_ARGUMENT] = DynamicCache(config=compat.text_config(model))
             self.returns_cache = False
         else:
+            admission.check_outputs_with_cache(generation_config, cache)
             user_defined = getattr(cache, "_is_user_defined", False) or options.keep_cache
             self.returns_cache = bool(generation_config.return_dict_in_generate or user_defined)
         embeds, encoded = model_kwargs.get("inputs_embeds"), model_kwargs.get("encoder_outputs")
-        self.caller_cache = CallerCache(cache)
+        self.caller_cache = keeper(cache)
         self.scorer = Scorer(model, self.rows, options.layout, self.caller_cache, self.returns_cache)
         self.recorder = StepRecorder(generation_config, self.rows, encoded)
         vocabulary = compat.head_size(model)
@@ -315,7 +316,7 @@ class Session:
         # a cache of the caller's may keep more than the model's windows, and attention is returned over what it keeps
         layers = self.caller_cache.layers
         slots = self.rows.prompt_length + self.scorer.shift
-        windows = [layer.sliding_window if getattr(layer, "is_sliding", False) else None for layer in layers]
+        windows = [getattr(layer, "sliding_window", None) for layer in layers]
         self.recorder.start(slots, windows)
         draft = Draft.empty(self.rows.batch, self.rows.ids.device)
         starts, frontier = tuple(self.scorer.cached), self.scorer.frontier_read()

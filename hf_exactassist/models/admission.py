@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel, StaticCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
 from transformers.generation import GenerationMode
 
 from ..errors import UnsupportedArchitecture, UnsupportedArgument, UnsupportedCache, UnsupportedDecodingMode
@@ -28,6 +28,11 @@ _FORWARD_ARGUMENTS = {
     "logits_to_keep",
     compat.CACHE_ARGUMENT,
     *OUTPUT_FLAGS,
+}
+# layers whose states rows of different length can take over
+_KINDS = {
+    DynamicCache: {DynamicLayer, DynamicSlidingWindowLayer},
+    StaticCache: {StaticLayer, StaticSlidingWindowLayer},
 }
 # ways to run a model, best first
 ROWS, LONE, LONE_UNCACHED = "ragged rows", "row by row", "row by row, without a cache"
@@ -83,7 +88,7 @@ def check_model_arguments(model: PreTrainedModel, model_kwargs: dict[str, Any]) 
 
     Raises:
         UnsupportedArgument: an argument other than masks, positions, token types, embeddings and output flags.
-        UnsupportedCache: a cache that is not a plain [`~transformers.DynamicCache`].
+        UnsupportedCache: a cache whose states cannot be taken over.
     """
     known = {*_FORWARD_ARGUMENTS, compat.cache_argument(model)}
     if compat.is_encoder_decoder(model):
@@ -150,27 +155,42 @@ def check_outputs_without_cache(generation_config: GenerationConfig) -> None:
         )
 
 
+def check_outputs_with_cache(generation_config: GenerationConfig, cache: Any) -> None:
+    """Refuses per-step outputs that depend on how a static or offloaded cache stores its states.
+
+    Raises:
+        UnsupportedArgument: attentions are to be returned over such a cache.
+    """
+    wanted = generation_config.output_attentions and generation_config.return_dict_in_generate
+    if wanted and (type(cache) is StaticCache or cache.offloading):
+        raise UnsupportedArgument(
+            "Over a static or offloaded cache `output_attentions` would be as wide as its storage, which an assistant "
+            'does not read: leave it out, or pass `cache_implementation="dynamic"`.'
+        )
+
+
 def check_cache(cache: Any, any_layers: bool = False) -> None:
-    """Refuses caches that cannot be rolled back row by row.
+    """Refuses caches whose states cannot be taken over.
 
     Args:
         cache (`Cache`): the cache.
         any_layers (`bool`): whether rows run alone, over whatever layers a dynamic cache has.
 
     Raises:
-        UnsupportedCache: static, quantized, offloaded, recurrent or foreign caches.
+        UnsupportedCache: quantized, recurrent or foreign caches; static or offloaded ones where rows run alone.
     """
-    kinds = {type(layer) for layer in cache.layers} if type(cache) is DynamicCache else {type(cache)}
-    if cache.__class__ is not DynamicCache or not (any_layers or kinds <= {DynamicLayer, DynamicSlidingWindowLayer}):
+    known = type(cache) is DynamicCache or (type(cache) is StaticCache and not any_layers)
+    kinds = {type(layer) for layer in cache.layers} if known else {type(cache)}
+    if not known or not (any_layers or kinds <= _KINDS[type(cache)]):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise UnsupportedCache(
             f"Assisted decoding needs a `DynamicCache` of attention layers and got {names}: pass "
             '`cache_implementation="dynamic"`, or `DynamicCache(config=model.config)`.'
         )
-    if cache.offloading:
+    if any_layers and cache.offloading:
         raise UnsupportedCache(
-            'Offloaded caches are not supported with an assistant: pass `cache_implementation="dynamic"`, or a cache '
-            "without `offloading`."
+            "The rows of this model run one by one over caches of their own, which are not offloaded: pass "
+            '`cache_implementation="dynamic"`, or a cache without `offloading`.'
         )
 
 

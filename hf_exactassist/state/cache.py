@@ -45,6 +45,9 @@ class WritePlan:
 class RowLayer(CacheLayerMixin):
     """Keys and values of one layer, `(B, heads, capacity, dim)`; every slot below the plan's end is finite.
 
+    The storage stays where the loaded states are. That may be main memory while the model runs on a device: a forward
+    then brings the slots of one layer there, and only new states go back.
+
     Args:
         plan (`WritePlan`): the plan of the cache this layer belongs to.
         window (`int`, *optional*): sliding window in tokens. Everything is stored; the mask applies the window.
@@ -75,7 +78,7 @@ class RowLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes `(B, heads, W, dim)` states to the planned slots; returns the slots below the plan's end."""
+        """Writes `(B, heads, W, dim)` states to the planned slots; returns those below the plan's end, beside them."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self._reserve(self.plan.end)
@@ -83,9 +86,10 @@ class RowLayer(CacheLayerMixin):
             if self.plan.slots is None:
                 store[:, :, self.plan.start : self.plan.start + states.shape[2]] = states
             else:
-                rows = torch.arange(states.shape[0], device=states.device)[:, None]
-                store[rows, :, self.plan.slots.to(states.device)] = states.transpose(1, 2)
-        return self.keys[:, :, : self.plan.end], self.values[:, :, : self.plan.end]
+                rows = torch.arange(states.shape[0], device=store.device)[:, None]
+                store[rows, :, self.plan.slots.to(store.device)] = states.transpose(1, 2).to(store.device)
+        keys, values = (store[:, :, : self.plan.end].to(key_states.device) for store in (self.keys, self.values))
+        return keys, values
 
     def _reserve(self, slots: int) -> None:
         """Grows the storage in steps of a sixteenth, so that copies stay rare and unused slots few."""

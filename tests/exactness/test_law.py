@@ -87,6 +87,18 @@ def test_law_on_real_architectures_through_the_front_door(architecture):
     assert total_variation(plain, ours) < 1e-6
 
 
+@pytest.mark.parametrize("length", [1, 4])
+def test_law_over_a_static_cache_with_windows(length):
+    """Of a sliding and a full layer; the prompt is shorter and longer than the window."""
+    target = tiny("gemma3", vocabulary=3, sliding_window=3)
+    kwargs, inputs = settings(3, eos_token_id=None, cache_implementation="static"), prompt(3, length)
+    plain = law(lambda: row_of(target.generate(**inputs, **kwargs)))
+    assert len(plain) > 3
+    door = {"assistant_model": noisy(target, 0.4), "num_assistant_tokens": 2}
+    ours = law(lambda: row_of(hf_exactassist.generate(target, **inputs, **kwargs, **door)))
+    assert total_variation(plain, ours) < 1e-6
+
+
 @pytest.mark.parametrize("row", [0, 1, 2])
 @pytest.mark.parametrize("name", ["plain", "eos", "repetition_penalty"])
 def test_law_of_each_row_of_a_ragged_batch(name, row):
