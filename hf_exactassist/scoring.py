@@ -28,6 +28,7 @@ class Scorer:
         layout (`str`): `"replay"` or `"retained"`.
         caller_cache (`CallerCache`): the cache to take the prompt's states from, and to hand all of them back to.
         keeps_ended (`bool`): whether states of finished rows are kept, because the caller gets a cache.
+        alone (`bool`): whether every row must run over a cache of its own.
 
     Attributes:
         target (`RowRunner` or `LoneRows`): the model with its row-addressed cache.
@@ -37,11 +38,18 @@ class Scorer:
     """
 
     def __init__(
-        self, model: PreTrainedModel, rows: Rows, layout: str, caller_cache: CallerCache, keeps_ended: bool
+        self,
+        model: PreTrainedModel,
+        rows: Rows,
+        layout: str,
+        caller_cache: CallerCache,
+        keeps_ended: bool,
+        alone: bool = False,
     ) -> None:
         self.rows, self.layout, self.caller_cache, self.keeps_ended = rows, layout, caller_cache, keeps_ended
         self.held = rows.active
-        self.target = admission.runner_for(model)
+        self._alone = alone
+        self.target = admission.runner_for(model, alone=alone)
         self.shift = 0
         self.first: Any = None
         # outputs after the frontier, and the generation whose frontier that was
@@ -66,7 +74,7 @@ class Scorer:
             self.first = outputs
         except BaseException:
             # half-read prompts are no state to go on from
-            self.target = admission.runner_for(self.target.model)
+            self.target = admission.runner_for(self.target.model, alone=self._alone)
             self.first = None
             self.caller_cache.restore()
             raise

@@ -89,14 +89,15 @@ class Session:
         positions = model_kwargs.get("position_ids")
         read = [*self.rows.prompt_tokens] if positions is None else (positions[:, -1] + 1).tolist()
         admission.check_length(model, min(read), max(read) + self.rules.max_length - self.rows.prompt_length)
-        admitted = admission.admit(model)
+        cache = model_kwargs.get(compat.CACHE_ARGUMENT)
+        alone = admission.needs_rows_alone(cache)
+        admitted = admission.admit(model, alone)
         self.serial = admitted.reason if admitted.strategy in (admission.SERIAL, admission.SERIAL_UNCACHED) else None
         if self.serial:
             logger.warning_once(f"{type(model).__name__} is decoded token by token, without drafts: {self.serial}")
         lone = admitted.strategy != admission.ROWS
         if lone:
             admission.check_lone_rows(generation_config, model_kwargs, options.keep_cache)
-        cache = model_kwargs.get(compat.CACHE_ARGUMENT)
         if lone:
             # made for the whole batch, of which every row gets an empty copy
             cache, self.returns_cache = None, bool(generation_config.return_dict_in_generate) and self.rows.batch == 1
@@ -111,7 +112,7 @@ class Session:
             self.returns_cache = bool(generation_config.return_dict_in_generate or user_defined)
         embeds, encoded = model_kwargs.get("inputs_embeds"), model_kwargs.get("encoder_outputs")
         self.caller_cache = keeper(cache)
-        self.scorer = Scorer(model, self.rows, options.layout, self.caller_cache, self.returns_cache)
+        self.scorer = Scorer(model, self.rows, options.layout, self.caller_cache, self.returns_cache, alone)
         self.recorder = StepRecorder(generation_config, self.rows, encoded)
         vocabulary = compat.head_size(model)
         example = None if self.recorder.scores is None else (torch.zeros(self.rows.batch, vocabulary),)

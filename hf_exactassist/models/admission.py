@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel, StaticCache
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+    QuantizedCache,
+    StaticCache,
+)
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
 from transformers.generation import GenerationMode
 
@@ -106,8 +113,8 @@ def check_model_arguments(model: PreTrainedModel, model_kwargs: dict[str, Any]) 
         raise UnsupportedArgument("Only 2-D `position_ids` (one position per token) are supported with an assistant.")
     cache = model_kwargs.get(compat.cache_argument(model))
     if cache is not None:
-        for part in compat.cache_parts(cache):
-            check_cache(part, any_layers=admit(model).strategy != ROWS)
+        for part in compat.cache_parts(cache) if compat.reads_encoder(model) else (cache,):
+            check_cache(part, any_layers=admit(model, needs_rows_alone(cache)).strategy != ROWS)
         if model_kwargs.get("use_cache") is False:
             raise UnsupportedCache("A cache is passed together with `use_cache=False`: leave one of them out.")
 
@@ -177,8 +184,10 @@ def check_cache(cache: Any, any_layers: bool = False) -> None:
         any_layers (`bool`): whether rows run alone, over whatever layers a dynamic cache has.
 
     Raises:
-        UnsupportedCache: quantized, recurrent or foreign caches; static or offloaded ones where rows run alone.
+        UnsupportedCache: recurrent or foreign caches; static or offloaded ones where rows run alone.
     """
+    if any_layers and type(cache) is QuantizedCache:
+        return
     known = type(cache) is DynamicCache or (type(cache) is StaticCache and not any_layers)
     kinds = {type(layer) for layer in cache.layers} if known else {type(cache)}
     if not known or not (any_layers or kinds <= _KINDS[type(cache)]):
@@ -194,7 +203,12 @@ def check_cache(cache: Any, any_layers: bool = False) -> None:
         )
 
 
-def admit(model: PreTrainedModel) -> Admission:
+def needs_rows_alone(cache: Any) -> bool:
+    """Whether what a cache does with one row depends on the others: quantizing takes all of a batch together."""
+    return isinstance(cache, QuantizedCache)
+
+
+def admit(model: PreTrainedModel, alone: bool = False) -> Admission:
     """Checks a model by its surface and by a short probe on itself; the answer is remembered with the model.
 
     The probe compares, on a few tokens, ragged block scoring over a row-addressed cache with independent full
@@ -203,6 +217,7 @@ def admit(model: PreTrainedModel) -> Admission:
 
     Args:
         model (`PreTrainedModel`): target or assistant.
+        alone (`bool`): whether every row must run over a cache of its own.
 
     Returns:
         `Admission`: the outcome.
@@ -211,12 +226,12 @@ def admit(model: PreTrainedModel) -> Admission:
     strategy, reason = "", _refusal(model)
     if not reason:
         known = _PROBED.setdefault(model, {})
-        setting = (attention, model.dtype, model.training, _hooks(model))
+        setting = (alone, attention, model.dtype, model.training, _hooks(model))
         if setting in known:
             strategy, reason = known[setting]
         else:
             with probes.quiet():
-                strategy, reason = _choose(model, attention)
+                strategy, reason = _choose(model, attention, alone)
             # a model that failed may be mended, so only success is remembered
             if strategy:
                 known[setting] = strategy, reason
@@ -227,13 +242,16 @@ def admit(model: PreTrainedModel) -> Admission:
     return Admission(bool(strategy), reason, attention, layers, strategy)
 
 
-def _choose(model: PreTrainedModel, attention: str) -> tuple[str, str]:
+def _choose(model: PreTrainedModel, attention: str, alone: bool) -> tuple[str, str]:
     """The best way to run a model, and why none better; no way and why not."""
-    reason = _surface(model, attention) or probes.probe_ragged(model)
+    reason = "its cache is one of single rows." if alone else _surface(model, attention) or probes.probe_ragged(model)
     if not reason:
         return ROWS, ""
     if getattr(model, "_is_stateful", False) and probes.keeps_state_in_modules(model):
-        return "", f"{reason} It keeps its state in its modules, where one call finds what another has left."
+        return "", (
+            f"{reason} It keeps its state in its modules, where one call finds what another has left. Drop the "
+            "assistant for this call."
+        )
     failures: list[str] = []
     ways = [
         (LONE, probes.ROUNDS),
@@ -253,17 +271,20 @@ def _choose(model: PreTrainedModel, attention: str) -> tuple[str, str]:
     return "", f"{reason} Nor can rows be run alone: {failures[0]} Drop the assistant for this call."
 
 
-def runner_for(model: PreTrainedModel, position_limit: int | None = None) -> RowRunner | LoneRows:
+def runner_for(
+    model: PreTrainedModel, position_limit: int | None = None, alone: bool = False
+) -> RowRunner | LoneRows:
     """What runs an admitted model.
 
     Args:
         model (`PreTrainedModel`): the model.
         position_limit (`int`, *optional*): see [`RowRunner`].
+        alone (`bool`): whether every row must run over a cache of its own.
 
     Returns:
         `RowRunner` or `LoneRows`: by the model's strategy.
     """
-    strategy = admit(model).strategy
+    strategy = admit(model, alone).strategy
     if strategy == ROWS:
         return RowRunner(model, position_limit)
     return LoneRows(model, strategy in (LONE, SERIAL), position_limit)

@@ -404,11 +404,3 @@ def test_prompts_padded_on_the_right_are_refused(build):
     }
     with pytest.raises(hf_exactassist.UnsupportedArgument, match="pad on the left"):
         hf_exactassist.generate(model, **inputs, **GREEDY, assistant_model=tiny(seed=1))
-
-
-def test_a_model_that_keeps_its_state_in_its_modules_is_refused():
-    settings = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "lru_width": 32}
-    torch.manual_seed(0)
-    model = hf.RecurrentGemmaForCausalLM(hf.RecurrentGemmaConfig(**IDS, **settings, intermediate_size=64)).eval()
-    with pytest.raises(hf_exactassist.UnsupportedArchitecture, match="state in its modules"):
-        hf_exactassist.generate(model, **prompts([5]), **GREEDY, assistant_model=tiny())

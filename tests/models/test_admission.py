@@ -86,18 +86,39 @@ LONE = {
         "row by row",
         "chunked_attention",
     ),
-}
-# model, and what its refusal says
-REFUSED = {
     "t5": (
         lambda: built("T5ForConditionalGeneration", "T5Config", **SEQ2SEQ, d_kv=8, d_ff=64, num_layers=2, num_heads=4),
-        "encoder-decoder",
+        "row by row",
+        "encoder",
     ),
     "bart": (
         lambda: built(
             "BartForConditionalGeneration", "BartConfig", **SEQ2SEQ, **BART, encoder_layers=1, decoder_layers=1
         ),
-        "encoder-decoder",
+        "row by row",
+        "encoder",
+    ),
+}
+
+
+class OwnGenerate(hf.LlamaForCausalLM):
+    """Stands for classes that make speech or pictures of what they generate."""
+
+    def generate(self, *args, **kwargs):
+        return super().generate(*args, **kwargs)
+
+
+def own_generate():
+    return OwnGenerate(tiny().config).eval()
+
+
+RECURRENT = {**IDS, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "lru_width": 32}
+# model, and what its refusal says
+REFUSED = {
+    "own generate": (own_generate, "`generate` of its own"),
+    "state in modules": (
+        lambda: built("RecurrentGemmaForCausalLM", "RecurrentGemmaConfig", **RECURRENT, intermediate_size=64),
+        "keeps its state in its modules",
     ),
 }
 LAYERS = {
