@@ -271,9 +271,7 @@ def _choose(model: PreTrainedModel, attention: str, alone: bool) -> tuple[str, s
     return "", f"{reason} Nor can rows be run alone: {failures[0]} Drop the assistant for this call."
 
 
-def runner_for(
-    model: PreTrainedModel, position_limit: int | None = None, alone: bool = False
-) -> RowRunner | LoneRows:
+def runner_for(model: PreTrainedModel, position_limit: int | None = None, alone: bool = False) -> RowRunner | LoneRows:
     """What runs an admitted model.
 
     Args:

@@ -166,9 +166,7 @@ def test_assistant_without_an_encoder(t5):
 def test_prompt_lookup(t5):
     inputs = sentences(LENGTHS)
     settings = {**GREEDY, "repetition_penalty": 1.0}
-    ours = hf_exactassist.generate(
-        t5, **inputs, **settings, prompt_lookup_num_tokens=3, return_dict_in_generate=True
-    )
+    ours = hf_exactassist.generate(t5, **inputs, **settings, prompt_lookup_num_tokens=3, return_dict_in_generate=True)
     assert ours.sequences.tolist() == t5.generate(**inputs, **settings).tolist() and ours.assist_stats.accepted
 
 
@@ -269,9 +267,7 @@ def test_nothing_of_the_callers_is_changed(t5):
     hf_exactassist.generate(t5, **sentences(LENGTHS), **GREEDY, assistant_model=assistant)
     hf_exactassist.generate(audible, audio(), max_new_tokens=8, do_sample=False, assistant_model=models[3])
     with pytest.raises(RuntimeError, match="stop here"):
-        hf_exactassist.generate(
-            t5, **sentences([5]), **GREEDY, assistant_model=assistant, logits_processor=[_raising]
-        )
+        hf_exactassist.generate(t5, **sentences([5]), **GREEDY, assistant_model=assistant, logits_processor=[_raising])
     for model, (config, settings, names) in zip(models, before, strict=True):
         assert model.generation_config == config and model.config.to_dict() == settings and set(vars(model)) == names
         assert not any(module._forward_hooks for module in model.modules())
