@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationMode
 
 from ..errors import UnsupportedArchitecture, UnsupportedArgument, UnsupportedCache, UnsupportedDecodingMode
-from . import compat, probes
+from . import compat, probes, wrappers
 from .lone_rows import LoneRows
 from .runner import OUTPUT_FLAGS, RowRunner
 
@@ -186,7 +186,8 @@ def admit(model: PreTrainedModel) -> Admission:
     strategy, reason = "", _refusal(model)
     if not reason:
         known = _PROBED.setdefault(model, {})
-        setting = (attention, model.dtype, model.training, _hooks(model))
+        patched = compat.prepares_inputs_itself(model)
+        setting = (attention, model.dtype, model.training, patched, _hooks(model), _layers(model))
         if setting in known:
             strategy, reason = known[setting]
         else:
@@ -289,6 +290,11 @@ def _hooks(model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _layers(model: PreTrainedModel) -> tuple[type, ...]:
+    """Quantization and adapters put other layers into a model, which stays the same object."""
+    return tuple(type(module) for module in model.modules())
+
+
 def _drops_out(model: PreTrainedModel) -> bool:
     """Whether training mode makes forwards random."""
     rates = [value for name, value in compat.text_config(model).to_dict().items() if "drop" in name]
@@ -302,6 +308,8 @@ def _refusal(model: PreTrainedModel) -> str:
         return "it is in training mode, where dropout makes every forward different: call `model.eval()`."
     if model.config.is_encoder_decoder:
         return "encoder-decoder models are not supported yet. Drop the assistant for this call."
+    if wrappers.is_peft(getattr(model.prepare_inputs_for_generation, "__self__", None)):
+        return "PEFT puts learned states before each prompt, outside the model. Drop the assistant for this call."
     if type(model).generate is not GenerationMixin.generate:
         return (
             "its class has a `generate` of its own that prepares more than tokens. Drop the assistant for this call."
