@@ -78,6 +78,7 @@ class AssistedDecoding:
         admission.require(model, "target")
         admission.check_decoding_mode(generation_config)
         admission.check_model_arguments(model, model_kwargs)
+        admission.check_batch(model, len(input_ids))
         return Session(
             model,
             input_ids,

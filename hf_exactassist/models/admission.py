@@ -31,7 +31,7 @@ _FORWARD_ARGUMENTS = {
 ROWS, LONE, LONE_UNCACHED = "ragged rows", "row by row", "row by row, without a cache"
 SERIAL, SERIAL_UNCACHED = "serial", "serial, without a cache"
 # weak keys: a probe's answer holds for one model object in one setting and dies with the model
-_PROBED: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], tuple[str, str]]] = (
+_PROBED: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], tuple[str, str, bool]]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -48,6 +48,8 @@ class Admission:
         strategy (`str`): `"ragged rows"` of one batch over one cache; `"row by row"`, each over a cache of its own, or
             `"row by row, without a cache"`; `"serial"`, token by token, where drafts cannot help, or `"serial, without
             a cache"`.
+        rows_mix (`bool`): whether a row's scores depend on the other rows of a batch; looked at where drafts cannot
+            help.
     """
 
     admitted: bool
@@ -55,6 +57,7 @@ class Admission:
     attention: str
     layers: dict[str, int]
     strategy: str = ROWS
+    rows_mix: bool = False
 
 
 def check_decoding_mode(generation_config: GenerationConfig) -> None:
@@ -100,6 +103,20 @@ def check_model_arguments(model: PreTrainedModel, model_kwargs: dict[str, Any]) 
         check_cache(cache, any_layers=admit(model).strategy != ROWS)
         if model_kwargs.get("use_cache") is False:
             raise UnsupportedCache("A cache is passed together with `use_cache=False`: leave one of them out.")
+
+
+def check_batch(model: PreTrainedModel, rows: int) -> None:
+    """Refuses batches of models that compute a row otherwise beside other rows; rows end at different times.
+
+    Raises:
+        UnsupportedArchitecture: more than one row.
+    """
+    admission = admit(model)
+    if rows > 1 and admission.rows_mix:
+        raise UnsupportedArchitecture(
+            f"{type(model).__name__} computes a row otherwise where other rows stand beside it: {admission.reason} "
+            "Generate the rows one by one, or drop the assistant for this call."
+        )
 
 
 def check_padding(attention_mask: torch.Tensor | None) -> None:
@@ -183,24 +200,26 @@ def admit(model: PreTrainedModel) -> Admission:
         `Admission`: the outcome.
     """
     attention = getattr(compat.text_config(model), "_attn_implementation", None) or "eager"
-    strategy, reason = "", _refusal(model)
+    strategy, reason, rows_mix = "", _refusal(model), False
     if not reason:
         known = _PROBED.setdefault(model, {})
         patched = compat.prepares_inputs_itself(model)
         setting = (attention, model.dtype, model.training, patched, _hooks(model), _layers(model))
         if setting in known:
-            strategy, reason = known[setting]
+            strategy, reason, rows_mix = known[setting]
         else:
             with probes.quiet():
                 strategy, reason = _choose(model, attention)
+                if strategy in (SERIAL, SERIAL_UNCACHED):
+                    rows_mix = compat.takes_outliers_apart(model) or probes.rows_mix(model)
             # a model that failed may be mended, so only success is remembered
             if strategy:
-                known[setting] = strategy, reason
+                known[setting] = strategy, reason, rows_mix
     layers: dict[str, int] = {}
     for window in compat.layer_windows(model) if strategy == ROWS else ():
         kind = "full attention" if window is None else f"sliding attention ({window})"
         layers[kind] = layers.get(kind, 0) + 1
-    return Admission(bool(strategy), reason, attention, layers, strategy)
+    return Admission(bool(strategy), reason, attention, layers, strategy, rows_mix)
 
 
 def _choose(model: PreTrainedModel, attention: str) -> tuple[str, str]:
@@ -217,7 +236,7 @@ def _choose(model: PreTrainedModel, attention: str) -> tuple[str, str]:
         (LONE_UNCACHED, probes.ROUNDS),
         (SERIAL_UNCACHED, probes.STEPS),
     ]
-    if compat.prepares_inputs_itself(model):
+    if compat.prepares_inputs_itself(model) or compat.takes_outliers_apart(model):
         # what it does at each step may depend on more than a probe sees
         ways = [way for way in ways if way[1] is probes.STEPS]
     for strategy, rounds in ways:
@@ -321,6 +340,11 @@ def _surface(model: PreTrainedModel, attention: str) -> str:
     """Why the model's class or configuration rules out ragged rows; empty if it does not."""
     if compat.prepares_inputs_itself(model):
         return "its class prepares the inputs of each step in its own way, which blocks of drafts could bypass."
+    if compat.takes_outliers_apart(model):
+        return (
+            "its 8-bit layers compute a column otherwise where any token of the forward has an outlier in it; loaded "
+            "with `llm_int8_threshold=0.0` it can score drafts in blocks."
+        )
     if getattr(model, "_is_stateful", False):
         return "its recurrent state cannot be rolled back row by row in one batch."
     if attention not in ("sdpa", "eager"):
