@@ -95,8 +95,9 @@ def head_size(model: PreTrainedModel) -> int:
         return text_config(model).vocab_size
     weight = getattr(head, "weight", None)
     # quantized layers pack theirs, or have a method of that name
-    plain = isinstance(weight, torch.Tensor) and weight.is_floating_point()
-    return weight.shape[0] if plain else head.out_features
+    if isinstance(weight, torch.Tensor) and weight.is_floating_point():
+        return weight.shape[0]
+    return head.out_features
 
 
 def takes_outliers_apart(model: PreTrainedModel) -> bool:
