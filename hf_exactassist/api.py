@@ -6,7 +6,7 @@ import copy
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
@@ -14,12 +14,14 @@ from transformers.generation import StoppingCriteriaList, StopStringCriteria
 
 from .decoding import AssistedDecoding, SteppedDecoding
 from .errors import InvalidArgument, UnsupportedArgument
-from .models import admission, compat, encoder
+from .models import admission, compat, encoder, wrappers
 from .options import Options
 from .output import AssistedEncoderDecoderOutput
 from .resolve import Settings, call_settings, resolve_drafter, wants_assistance
 from .session import Session
 
+
+Wrapped = TypeVar("Wrapped")
 
 _PREVIOUS = "_exactassist_previous_generate"
 # what `generate` takes by name besides settings, and hands on as it is
@@ -66,14 +68,14 @@ def generate(
     sampled calls follow its law. Every other call is Transformers' own, unchanged.
 
     Args:
-        model (`PreTrainedModel`): the target.
+        model (`PreTrainedModel`): the target; also one wrapped by PEFT or `torch.compile`.
         inputs (`torch.Tensor` of shape `(B, P)`, *optional*): prompts, left-padded; also as `input_ids=`.
         generation_config (`GenerationConfig`, *optional*): as in Transformers; keyword arguments beat it.
         logits_processor (`LogitsProcessorList`, *optional*): further processors; stateless ones only, for now.
         stopping_criteria (`StoppingCriteriaList`, *optional*): further criteria; each sees every published prefix.
         prefix_allowed_tokens_fn (`Callable`, *optional*): allowed next tokens by batch index and prefix.
         synced_gpus (`bool`, *optional*): refused with an assistant if `True`.
-        assistant_model (`PreTrainedModel`, *optional*): a smaller model with the target's token map.
+        assistant_model (`PreTrainedModel`, *optional*): a smaller model with the target's token map, wrapped or not.
         streamer (`BaseStreamer`, *optional*): gets one token at a time; ended once, also on error.
         negative_prompt_ids (`torch.Tensor`, *optional*): for guidance, which is refused with an assistant for now.
         negative_prompt_attention_mask (`torch.Tensor`, *optional*): the same.
@@ -97,8 +99,10 @@ def generate(
     Raises:
         ExactAssistError: what cannot be kept exact, before the first token, with what to change.
     """
-    _check_model(model)
-    plain = getattr(model, _PREVIOUS, None) or types.MethodType(type(model).generate, model)
+    model = wrappers.uncompiled(model)
+    wrappers.unwrapped(model, "target")
+    # of the object itself: PEFT's looks up in the model inside what it does not have
+    plain = vars(model).get(_PREVIOUS) or types.MethodType(type(model).generate, model)
     passed = {
         "generation_config": generation_config,
         "logits_processor": logits_processor,
@@ -160,21 +164,14 @@ def start(
     Raises:
         ExactAssistError: what cannot be kept exact, or a call without a drafter.
     """
-    _check_model(model)
+    model = wrappers.uncompiled(model)
+    wrappers.unwrapped(model, "target")
     settings = call_settings(model, kwargs.get("generation_config"), kwargs)
     if kwargs.get("custom_generate") is not None or not wants_assistance(settings, assistant_model):
         raise InvalidArgument("A session needs a drafter: pass `assistant_model` or `prompt_lookup_num_tokens`.")
     passed = {name: kwargs.pop(name, None) for name in _PASSED}
     own = {name: kwargs.pop(name, None) for name in _OWN}
     return _assisted(SteppedDecoding, model, inputs, assistant_model, passed, own, settings, kwargs)
-
-
-def _check_model(model: Any) -> None:
-    if not isinstance(model, PreTrainedModel):
-        raise InvalidArgument(
-            f"The target must be a Transformers model, got {type(model).__name__}. Pass the model inside a wrapper: "
-            "`peft_model.get_base_model()`, or the module given to `torch.compile`."
-        )
 
 
 def _assisted(
@@ -190,22 +187,25 @@ def _assisted(
     """Runs `generate` with a loop of the given kind."""
     decoding, streamer = None, passed["streamer"]
     try:
+        inner = wrappers.unwrapped(model, "target")
+        wrappers.require_same(model, "target")
+        wrappers.check_arguments(model, kwargs)
         decoding, kwargs = _prepare(
-            kind, model, settings, assistant_model, streamer, own, passed["synced_gpus"], kwargs
+            kind, inner, settings, assistant_model, streamer, own, passed["synced_gpus"], kwargs
         )
         passed["stopping_criteria"], kwargs = _stop_strings(settings, passed["stopping_criteria"], kwargs)
-        passed["generation_config"], kwargs = _without_handled(model, passed["generation_config"], kwargs)
-        with encoder.watching(model) as decoding.encoder_inputs:
-            if compat.has_whisper_generate(model):
+        with wrappers.generating_as(model, inner), encoder.watching(inner) as decoding.encoder_inputs:
+            passed["generation_config"], kwargs = _without_handled(inner, passed["generation_config"], kwargs)
+            if compat.has_whisper_generate(inner):
                 # its own `generate` calls the usual one for every stretch of audio
                 passed = {name: value for name, value in passed.items() if value is not None}
                 heard = () if inputs is None else (inputs,)
-                output = type(model).generate(model, *heard, custom_generate=decoding, **passed, **kwargs)
+                output = type(inner).generate(inner, *heard, custom_generate=decoding, **passed, **kwargs)
                 if isinstance(output, AssistedEncoderDecoderOutput):
                     # it makes a new one of what its calls returned
                     object.__setattr__(output, "assist_stats", decoding.stats)
                 return output
-            return GenerationMixin.generate(model, inputs, custom_generate=decoding, **passed, **kwargs)
+            return GenerationMixin.generate(inner, inputs, custom_generate=decoding, **passed, **kwargs)
     finally:
         # whoever reads from the streamer must not wait for ever, wherever the call failed; the loop ends it itself
         if streamer is not None and not (decoding is not None and decoding.called):
@@ -298,53 +298,53 @@ def _without_handled(
     return generation_config, kwargs
 
 
-def enable(model: PreTrainedModel) -> PreTrainedModel:
+def enable(model: Wrapped) -> Wrapped:
     """Makes `model.generate(...)` this library's [`generate`]; scripts and pipelines then need no other change.
 
     Only the instance is touched, as Transformers itself does for Hub repositories that ship a `generate`. Idempotent.
 
     Args:
-        model (`PreTrainedModel`): a model that can generate.
+        model (`PreTrainedModel`): a model that can generate, also one wrapped by PEFT or `torch.compile`; the model
+            that PEFT has wrapped stays as it is.
 
     Returns:
-        the model, for chaining.
+        what was given, for chaining.
 
     Raises:
         InvalidArgument: the object cannot generate.
     """
-    if not isinstance(model, PreTrainedModel) or not model.can_generate():
-        raise InvalidArgument(
-            f"`enable` needs a Transformers model that can generate, got {type(model).__name__}. For a PEFT model "
-            "enable the one inside: `enable(peft_model.get_base_model())`."
-        )
-    if not is_enabled(model):
-        previous = model.__dict__.get("generate")
+    bearer = wrappers.uncompiled(model)
+    wrappers.unwrapped(bearer, "target")
+    if not is_enabled(bearer):
+        previous = vars(bearer).get("generate")
         # a shallow copy of an enabled model carries the door of the original
         if previous is not None and getattr(previous, "func", None) is not generate:
-            setattr(model, _PREVIOUS, previous)
+            setattr(bearer, _PREVIOUS, previous)
         # a partial, so that deep copies and pickles of the model are bound to themselves
-        model.generate = functools.partial(generate, model)
+        bearer.generate = functools.partial(generate, bearer)
     return model
 
 
-def disable(model: PreTrainedModel) -> PreTrainedModel:
+def disable(model: Wrapped) -> Wrapped:
     """Undoes [`enable`]. Idempotent.
 
     Args:
-        model (`PreTrainedModel`): the model.
+        model (`PreTrainedModel`): what was given to [`enable`].
 
     Returns:
-        the model, for chaining.
+        the same, for chaining.
     """
-    if is_enabled(model):
-        del model.generate
-        previous = model.__dict__.pop(_PREVIOUS, None)
+    bearer = wrappers.uncompiled(model)
+    if is_enabled(bearer):
+        del bearer.generate
+        previous = vars(bearer).pop(_PREVIOUS, None)
         if previous is not None:
-            model.generate = previous
+            bearer.generate = previous
     return model
 
 
-def is_enabled(model: PreTrainedModel) -> bool:
+def is_enabled(model: Any) -> bool:
     """Whether [`enable`] is in force."""
-    door = model.__dict__.get("generate")
+    model = wrappers.uncompiled(model)
+    door = vars(model).get("generate")
     return isinstance(door, functools.partial) and door.func is generate and door.args == (model,)

@@ -86,6 +86,7 @@ class AssistedDecoding:
         admission.require(model, "target")
         admission.check_decoding_mode(generation_config)
         admission.check_model_arguments(model, model_kwargs)
+        admission.check_batch(model, len(input_ids))
         read = None
         if self.encoder_inputs is not None and model_kwargs.get("encoder_outputs") is not None:
             read = self.encoder_inputs.of(model_kwargs["encoder_outputs"])

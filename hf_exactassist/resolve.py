@@ -16,7 +16,7 @@ from .drafters.base import Drafter
 from .drafters.prompt_lookup import PromptLookupDrafter
 from .drafters.warpers import own_settings
 from .errors import InvalidArgument, UnsupportedArgument
-from .models import admission, compat
+from .models import admission, compat, wrappers
 from .schedules import ConstantSchedule, DraftSchedule, HeuristicSchedule
 from .vocabulary.admission import shared_tokens
 
@@ -90,13 +90,11 @@ def resolve_drafter(
         return PromptLookupDrafter(lookup, size), ConstantSchedule(lookup)
     if lookup is not None:
         raise InvalidArgument("Both `assistant_model` and `prompt_lookup_num_tokens` are set: choose one drafter.")
-    if not isinstance(assistant_model, PreTrainedModel) or not assistant_model.can_generate():
-        raise InvalidArgument(
-            f"`assistant_model` must be a model that can generate, got {type(assistant_model).__name__}: load it with "
-            "`AutoModelForCausalLM.from_pretrained(...)`."
-        )
+    own = wrappers.uncompiled(assistant_model)
+    assistant_model = wrappers.unwrapped(own, "assistant")
+    wrappers.require_same(own, "assistant")
     admission.require(assistant_model, "assistant")
-    settings = Settings(settings.kwargs, (*settings.configs, assistant_model.generation_config))
+    settings = Settings(settings.kwargs, (*settings.configs, own.generation_config))
     shared = shared_tokens(compat.head_size(model), compat.head_size(assistant_model), tokenizer, assistant_tokenizer)
     threshold = settings.get("assistant_confidence_threshold", 0.0)
     if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
@@ -105,7 +103,7 @@ def resolve_drafter(
     drafter = AssistantModelDrafter(
         assistant_model,
         shared,
-        warper_settings=own_settings(assistant_model.generation_config),
+        warper_settings=own_settings(own.generation_config),
         confidence_threshold=float(threshold),
     )
     return drafter, _schedule(settings.get("num_assistant_tokens_schedule", "constant"), number)

@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, St
 from transformers.generation import GenerationMode
 
 from ..errors import UnsupportedArchitecture, UnsupportedArgument, UnsupportedCache, UnsupportedDecodingMode
-from . import compat, probes
+from . import compat, probes, wrappers
 from .encoder import EncoderInputs
 from .lone_rows import LoneRows
 from .runner import OUTPUT_FLAGS, RowRunner
@@ -45,7 +45,7 @@ _KINDS = {
 ROWS, LONE, LONE_UNCACHED = "ragged rows", "row by row", "row by row, without a cache"
 SERIAL, SERIAL_UNCACHED = "serial", "serial, without a cache"
 # weak keys: a probe's answer holds for one model object in one setting and dies with the model
-_PROBED: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], tuple[str, str]]] = (
+_PROBED: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], tuple[str, str, bool]]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -62,6 +62,8 @@ class Admission:
         strategy (`str`): `"ragged rows"` of one batch over one cache; `"row by row"`, each over a cache of its own, or
             `"row by row, without a cache"`; `"serial"`, token by token, where drafts cannot help, or `"serial, without
             a cache"`.
+        rows_mix (`bool`): whether a row's scores depend on the other rows of a batch; looked at where drafts cannot
+            help.
     """
 
     admitted: bool
@@ -69,6 +71,7 @@ class Admission:
     attention: str
     layers: dict[str, int]
     strategy: str = ROWS
+    rows_mix: bool = False
 
 
 def check_decoding_mode(generation_config: GenerationConfig) -> None:
@@ -117,6 +120,20 @@ def check_model_arguments(model: PreTrainedModel, model_kwargs: dict[str, Any]) 
             check_cache(part, any_layers=admit(model, needs_rows_alone(cache)).strategy != ROWS)
         if model_kwargs.get("use_cache") is False:
             raise UnsupportedCache("A cache is passed together with `use_cache=False`: leave one of them out.")
+
+
+def check_batch(model: PreTrainedModel, rows: int) -> None:
+    """Refuses batches of models that compute a row otherwise beside other rows; rows end at different times.
+
+    Raises:
+        UnsupportedArchitecture: more than one row.
+    """
+    admission = admit(model)
+    if rows > 1 and admission.rows_mix:
+        raise UnsupportedArchitecture(
+            f"{type(model).__name__} computes a row otherwise where other rows stand beside it: {admission.reason} "
+            "Generate the rows one by one, or drop the assistant for this call."
+        )
 
 
 def check_padding(attention_mask: torch.Tensor | None) -> None:
@@ -223,23 +240,26 @@ def admit(model: PreTrainedModel, alone: bool = False) -> Admission:
         `Admission`: the outcome.
     """
     attention = getattr(compat.text_config(model), "_attn_implementation", None) or "eager"
-    strategy, reason = "", _refusal(model)
+    strategy, reason, rows_mix = "", _refusal(model), False
     if not reason:
         known = _PROBED.setdefault(model, {})
-        setting = (alone, attention, model.dtype, model.training, _hooks(model))
+        patched = compat.prepares_inputs_itself(model)
+        setting = (alone, attention, model.dtype, model.training, patched, _hooks(model), _layers(model))
         if setting in known:
-            strategy, reason = known[setting]
+            strategy, reason, rows_mix = known[setting]
         else:
             with probes.quiet():
                 strategy, reason = _choose(model, attention, alone)
+                if strategy in (SERIAL, SERIAL_UNCACHED):
+                    rows_mix = compat.takes_outliers_apart(model) or probes.rows_mix(model)
             # a model that failed may be mended, so only success is remembered
             if strategy:
-                known[setting] = strategy, reason
+                known[setting] = strategy, reason, rows_mix
     layers: dict[str, int] = {}
     for window in compat.layer_windows(model) if strategy == ROWS else ():
         kind = "full attention" if window is None else f"sliding attention ({window})"
         layers[kind] = layers.get(kind, 0) + 1
-    return Admission(bool(strategy), reason, attention, layers, strategy)
+    return Admission(bool(strategy), reason, attention, layers, strategy, rows_mix)
 
 
 def _choose(model: PreTrainedModel, attention: str, alone: bool) -> tuple[str, str]:
@@ -259,7 +279,7 @@ def _choose(model: PreTrainedModel, attention: str, alone: bool) -> tuple[str, s
         (LONE_UNCACHED, probes.ROUNDS),
         (SERIAL_UNCACHED, probes.STEPS),
     ]
-    if compat.prepares_inputs_itself(model):
+    if compat.prepares_inputs_itself(model) or compat.takes_outliers_apart(model):
         # what it does at each step may depend on more than a probe sees
         ways = [way for way in ways if way[1] is probes.STEPS]
     for strategy, rounds in ways:
@@ -335,6 +355,11 @@ def _hooks(model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _layers(model: PreTrainedModel) -> tuple[type, ...]:
+    """Quantization and adapters put other layers into a model, which stays the same object."""
+    return tuple(type(module) for module in model.modules())
+
+
 def _drops_out(model: PreTrainedModel) -> bool:
     """Whether training mode makes forwards random."""
     rates = [value for name, value in compat.text_config(model).to_dict().items() if "drop" in name]
@@ -346,6 +371,8 @@ def _refusal(model: PreTrainedModel) -> str:
     """Why a model is not run at all; empty if it may be."""
     if _drops_out(model):
         return "it is in training mode, where dropout makes every forward different: call `model.eval()`."
+    if wrappers.is_peft(getattr(model.prepare_inputs_for_generation, "__self__", None)):
+        return "PEFT puts learned states before each prompt, outside the model. Drop the assistant for this call."
     if type(model).generate is not GenerationMixin.generate and not compat.has_whisper_generate(model):
         return (
             "its class has a `generate` of its own that prepares more than tokens. Drop the assistant for this call."
@@ -359,6 +386,11 @@ def _surface(model: PreTrainedModel, attention: str) -> str:
         return "its class prepares the inputs of each step in its own way, which blocks of drafts could bypass."
     if compat.reads_encoder(model):
         return "its decoder attends to an encoder."
+    if compat.takes_outliers_apart(model):
+        return (
+            "its 8-bit layers compute a column otherwise where any token of the forward has an outlier in it; loaded "
+            "with `llm_int8_threshold=0.0` it can score drafts in blocks."
+        )
     if getattr(model, "_is_stateful", False):
         return "its recurrent state cannot be rolled back row by row in one batch."
     if attention not in ("sdpa", "eager"):

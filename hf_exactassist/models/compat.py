@@ -144,4 +144,16 @@ def prepares_inputs_itself(model: PreTrainedModel) -> bool:
 def head_size(model: PreTrainedModel) -> int:
     """Columns of the model's logits."""
     head = model.get_output_embeddings()
-    return text_config(model).vocab_size if head is None else head.weight.shape[0]
+    if head is None:
+        return text_config(model).vocab_size
+    weight = getattr(head, "weight", None)
+    # quantized layers pack theirs, or have a method of that name
+    if isinstance(weight, torch.Tensor) and weight.is_floating_point():
+        return weight.shape[0]
+    return head.out_features
+
+
+def takes_outliers_apart(model: PreTrainedModel) -> bool:
+    """Whether 8-bit layers of bitsandbytes compute a column otherwise where any token of a forward is large in it."""
+    layers = (module for module in model.modules() if type(module).__name__ == "Linear8bitLt")
+    return any(layer.state.threshold > 0 for layer in layers)

@@ -120,7 +120,7 @@ class _Script(LogitsProcessor):
 
 
 def _plain_logits(model: PreTrainedModel, prompt: torch.Tensor, tail: Sequence[int]) -> torch.Tensor:
-    """Logits `(len(tail) + 1, V)` of plain `generate` as it writes `tail` after a prompt `(1, P)`."""
+    """Logits of plain `generate` as it writes `tail` after prompts `(B, P)`: `((len(tail) + 1) * B, V)`."""
     config = GenerationConfig(
         max_new_tokens=len(tail) + 1,
         do_sample=False,
@@ -129,7 +129,7 @@ def _plain_logits(model: PreTrainedModel, prompt: torch.Tensor, tail: Sequence[i
         output_logits=True,
         return_dict_in_generate=True,
     )
-    encoder, names = _encoder_arguments(model, 1), {"inputs": prompt, "attention_mask": torch.ones_like(prompt)}
+    encoder, names = _encoder_arguments(model, len(prompt)), {"inputs": prompt, "attention_mask": torch.ones_like(prompt)}
     if encoder and (cache := compat.new_cache(model)) is not None:
         encoder[compat.cache_argument(model)] = cache
     if compat.is_encoder_decoder(model):
@@ -176,6 +176,9 @@ def probe_lone(model: PreTrainedModel, cached: bool, rounds: Any) -> str:
         made: dict[str, Any] = {name: mask, "use_cache": cached, **_encoder_arguments(model, rows)}
         if "position_ids" in compat.forward_parameters(model):
             made["position_ids"] = mask.cumsum(1) - 1
+        if "logits_to_keep" in compat.forward_parameters(model):
+            # as `generate` asks: heads may round by all that they are given
+            made["logits_to_keep"] = 1
         if cached and (cache := compat.new_cache(model)) is not None:
             made[compat.cache_argument(model)] = cache
         return made
@@ -213,6 +216,22 @@ def probe_lone(model: PreTrainedModel, cached: bool, rounds: Any) -> str:
     if all(difference <= bound for difference in worst):
         return ""
     return f"they differ from plain steps by {max(worst):.2g} standard deviations of a logit."
+
+
+@torch.no_grad()
+def rows_mix(model: PreTrainedModel) -> bool:
+    """Whether plain steps score a row otherwise beside another row, as where numbers are rounded by the largest."""
+    vocabulary = compat.text_config(model).vocab_size
+    width = max(map(len, _PROMPTS))
+    prompts = torch.tensor([[9] * (width - len(row)) + list(row) for row in _PROMPTS]) % vocabulary
+    prompts = prompts.to(compat.model_device(model, torch.device("cpu")))
+    with torch.random.fork_rng(devices=[prompts.device] if prompts.device.type == "cuda" else []):
+        together = _plain_logits(model, prompts, _TAILS[0][:1])
+        alone = [_plain_logits(model, prompts[row : row + 1], _TAILS[0][:1]) for row in range(len(prompts))]
+    # `generate` gives the rows of each step together
+    expected = torch.stack(alone, dim=1).flatten(0, 1)
+    bound = {torch.float16: 0.03, torch.bfloat16: 0.1}.get(model.dtype, 1e-4)
+    return not bool((together - expected).abs().max() <= bound * expected.std().clamp_min(1e-12))
 
 
 @torch.no_grad()

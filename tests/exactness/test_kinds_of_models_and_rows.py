@@ -196,5 +196,5 @@ def test_wrappers_are_refused_with_the_way_in():
     wrapper = torch.nn.Sequential(tiny())
     with pytest.raises(hf_exactassist.InvalidArgument, match="inside"):
         hf_exactassist.generate(wrapper, **prompts([5]), assistant_model=tiny())
-    with pytest.raises(hf_exactassist.InvalidArgument, match="get_base_model"):
+    with pytest.raises(hf_exactassist.InvalidArgument, match="wrapped by PEFT"):
         hf_exactassist.enable(wrapper)
