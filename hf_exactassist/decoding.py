@@ -77,7 +77,7 @@ class AssistedDecoding:
         """Checks a prepared call and opens its session; arguments as in [`__call__`]."""
         admission.require(model, "target")
         admission.check_decoding_mode(generation_config)
-        admission.check_model_arguments(model, model_kwargs)
+        admission.check_model_arguments(model, input_ids, model_kwargs)
         return Session(
             model,
             input_ids,

@@ -84,7 +84,7 @@ class Session:
         )
         admission.check_padding(model_kwargs.get("attention_mask"))
         positions = model_kwargs.get("position_ids")
-        read = [*self.rows.prompt_tokens] if positions is None else (positions[:, -1] + 1).tolist()
+        read = [*self.rows.prompt_tokens] if positions is None else (positions[..., -1].flatten() + 1).tolist()
         admission.check_length(model, min(read), max(read) + self.rules.max_length - self.rows.prompt_length)
         admitted = admission.admit(model)
         self.serial = admitted.reason if admitted.strategy in (admission.SERIAL, admission.SERIAL_UNCACHED) else None

@@ -12,19 +12,21 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationMode
 
 from ..errors import UnsupportedArchitecture, UnsupportedArgument, UnsupportedCache, UnsupportedDecodingMode
-from . import compat, probes
+from . import compat, inputs, probes
 from .lone_rows import LoneRows
 from .runner import OUTPUT_FLAGS, RowRunner
 
 
-_FORWARD_ARGUMENTS = {
+# arguments that hold text, or say how it is read
+TEXT_ARGUMENTS = {
+    "input_ids",
     "attention_mask",
     "position_ids",
-    "token_type_ids",
     "inputs_embeds",
     "use_cache",
     "logits_to_keep",
     compat.CACHE_ARGUMENT,
+    *inputs.PER_TOKEN,
     *OUTPUT_FLAGS,
 }
 # ways to run a model, best first
@@ -76,30 +78,47 @@ def check_decoding_mode(generation_config: GenerationConfig) -> None:
         )
 
 
-def check_model_arguments(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> None:
+def check_model_arguments(model: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
     """Refuses forward arguments whose continuation over drafts is not defined here.
 
     Raises:
-        UnsupportedArgument: an argument other than masks, positions, token types, embeddings and output flags.
+        UnsupportedArgument: an argument other than masks, positions, token types, embeddings, output flags and what is
+            read with the prompt alone.
         UnsupportedCache: a cache that is not a plain [`~transformers.DynamicCache`].
     """
-    known = {*_FORWARD_ARGUMENTS, compat.cache_argument(model)}
-    # `generate` puts an empty dict of encoder outputs into calls without images
-    absent = [name for name, value in model_kwargs.items() if value is None or (isinstance(value, dict) and not value)]
-    foreign = sorted(name for name in model_kwargs if name not in known and name not in absent)
-    if foreign:
+    foreign = _foreign(model, model_kwargs)
+    lasting = sorted(foreign & inputs.goes_on(model, input_ids, model_kwargs)) if foreign else []
+    if lasting:
         raise UnsupportedArgument(
-            f"Assisted decoding does not know how to continue the model argument(s) {', '.join(foreign)} over drafted "
+            f"Assisted decoding does not know how to continue the model argument(s) {', '.join(lasting)} over drafted "
             "tokens: leave them out, or drop the assistant for this call."
         )
-    position_ids = model_kwargs.get("position_ids")
-    if position_ids is not None and position_ids.dim() != 2:
-        raise UnsupportedArgument("Only 2-D `position_ids` (one position per token) are supported with an assistant.")
+    if foreign and len(input_ids) > 1 and admit(model).strategy != ROWS:
+        raise UnsupportedArgument(
+            f"The rows of a {type(model).__name__} run one by one, and {', '.join(sorted(foreign))} cannot be shared "
+            "out among them: call it with one prompt at a time, or drop the assistant for this call."
+        )
+    positions = model_kwargs.get("position_ids")
+    if positions is not None and positions.dim() != 2 and not inputs.has_position_axes(model):
+        raise UnsupportedArgument(
+            f"A token of {type(model).__name__} has one position: pass 2-D `position_ids` with an assistant."
+        )
     cache = model_kwargs.get(compat.cache_argument(model))
     if cache is not None:
         check_cache(cache, any_layers=admit(model).strategy != ROWS)
         if model_kwargs.get("use_cache") is False:
             raise UnsupportedCache("A cache is passed together with `use_cache=False`: leave one of them out.")
+
+
+def _foreign(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> set[str]:
+    """Arguments that hold something else than text."""
+    known = {*TEXT_ARGUMENTS, compat.cache_argument(model)}
+    # `generate` puts an empty dict of encoder outputs into calls without images
+    return {
+        name
+        for name, value in model_kwargs.items()
+        if name not in known and value is not None and not (isinstance(value, dict) and not value)
+    }
 
 
 def check_padding(attention_mask: torch.Tensor | None) -> None:
@@ -190,7 +209,7 @@ def admit(model: PreTrainedModel) -> Admission:
         if setting in known:
             strategy, reason = known[setting]
         else:
-            with probes.quiet():
+            with probes.quiet(), inputs.undisturbed(model):
                 strategy, reason = _choose(model, attention)
             # a model that failed may be mended, so only success is remembered
             if strategy:

@@ -18,6 +18,9 @@ CACHE_ARGUMENT = (
 )
 CACHE_FIELD = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
 
+# describes inputs that are read with the prompt, in classes that make their features inside the forward (Qwen2-Audio)
+DESCRIBES_FEATURES = {"feature_attention_mask"}
+
 
 def forward_parameters(model: PreTrainedModel) -> set[str]:
     """Parameter names of the model's forward."""
