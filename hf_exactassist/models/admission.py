@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,11 +94,7 @@ def check_model_arguments(model: PreTrainedModel, input_ids: torch.Tensor, model
             f"Assisted decoding does not know how to continue the model argument(s) {', '.join(lasting)} over drafted "
             "tokens: leave them out, or drop the assistant for this call."
         )
-    if foreign and len(input_ids) > 1 and admit(model).strategy != ROWS:
-        raise UnsupportedArgument(
-            f"The rows of a {type(model).__name__} run one by one, and {', '.join(sorted(foreign))} cannot be shared "
-            "out among them: call it with one prompt at a time, or drop the assistant for this call."
-        )
+    check_shares(model, foreign, len(input_ids))
     positions = model_kwargs.get("position_ids")
     if positions is not None and positions.dim() != 2 and not inputs.has_position_axes(model):
         raise UnsupportedArgument(
@@ -119,6 +116,51 @@ def _foreign(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> set[str]:
         for name, value in model_kwargs.items()
         if name not in known and value is not None and not (isinstance(value, dict) and not value)
     }
+
+
+def check_shares(model: PreTrainedModel, shown: Iterable[str], batch: int) -> None:
+    """Refuses images and audio for several rows of a model whose rows run one by one.
+
+    Raises:
+        UnsupportedArgument: the model's way to run does not keep the rows together.
+    """
+    if batch > 1 and (names := ", ".join(sorted(shown))) and admit(model).strategy != ROWS:
+        raise UnsupportedArgument(
+            f"The rows of a {type(model).__name__} run one by one, and {names} cannot be shared out among them: call "
+            "it with one prompt at a time, or drop the assistant for this call."
+        )
+
+
+def shown_to(assistant: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What an assistant is shown of the images and audio of a call; nothing if it reads text alone.
+
+    Args:
+        assistant (`PreTrainedModel`): the assistant.
+        arguments (`dict[str, Any]`): the target's forward arguments.
+
+    Returns:
+        `dict[str, Any]`: arguments for the assistant's first reading.
+
+    Raises:
+        UnsupportedArgument: the assistant takes only some of them, or they have become the target's own features.
+    """
+    taken = compat.forward_parameters(assistant)
+    shown = _foreign(assistant, arguments)
+    if not shown & taken:
+        return {}
+    why = "use an assistant of the target's own kind, or one that reads text alone"
+    if missing := shown - taken:
+        raise UnsupportedArgument(
+            f"The assistant {type(assistant).__name__} reads {', '.join(sorted(shown & taken))} and not "
+            f"{', '.join(sorted(missing))}: {why}."
+        )
+    if "mm_encoder_outputs" in shown:
+        raise UnsupportedArgument(
+            f"`mm_encoder_outputs` are features of the target's, which no {type(assistant).__name__} can read as an "
+            f"assistant: pass the images themselves to `hf_exactassist.generate`, or {why}."
+        )
+    types = {name for name in inputs.PER_TOKEN if arguments.get(name) is not None}
+    return {name: arguments[name] for name in shown | (types & taken)}
 
 
 def check_padding(attention_mask: torch.Tensor | None) -> None:

@@ -62,24 +62,21 @@ def has_position_axes(model: PreTrainedModel) -> bool:
         return model._prepare_position_ids_for_generation(ids, {}).dim() > 2
 
 
-def prompt_only(arguments: dict[str, Any], target: PreTrainedModel, known: set[str]) -> dict[str, Any]:
-    """Arguments of a call to the target that hold more than its text, as the caller gave them."""
-    accepted = compat.forward_parameters(target) - known
-    return {name: value for name, value in arguments.items() if name in accepted and value is not None}
-
-
 @contextlib.contextmanager
 def undisturbed(model: PreTrainedModel) -> Iterator[None]:
-    """Puts back what forwards and preparations leave in attributes of modules, such as offsets of positions."""
-    tables = [table for part in model.modules() for table in (vars(part), part._buffers)]
-    before = [(table, dict(table)) for table in tables]
+    """Puts back the tensors that forwards and preparations leave in attributes of modules: offsets of positions.
+
+    Other attributes stay: some say what has been set up for good.
+    """
+    before = [(vars(part), dict(vars(part))) for part in model.modules()]
     try:
         yield
     finally:
-        for table, held in before:
-            if table.keys() != held.keys() or any(table[name] is not value for name, value in held.items()):
-                table.clear()
-                table.update(held)
+        for now, held in before:
+            for name, value in [*now.items()]:
+                was = held.get(name)
+                if value is not was and (isinstance(value, torch.Tensor) or isinstance(was, torch.Tensor)):
+                    now[name] = was
 
 
 def prepared(
