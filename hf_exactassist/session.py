@@ -141,7 +141,10 @@ class Session:
                 "token_map": {"vocabulary": vocabulary},
                 "processors": self.processors.describe(),
                 "stopping": {**self.rules.describe(), "pad": self.rows.pad_token_id},
-                "prompt": {"embeddings": None if embeds is None else identity.tensor_digest(embeds)},
+                "prompt": {
+                    "embeddings": None if embeds is None else identity.tensor_digest(embeds),
+                    "shown": identity.content_digest(admission.shown(model, model_kwargs)),
+                },
                 **self.judging.describe(),
             },
         )

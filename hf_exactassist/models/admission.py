@@ -87,7 +87,7 @@ def check_model_arguments(model: PreTrainedModel, input_ids: torch.Tensor, model
             read with the prompt alone.
         UnsupportedCache: a cache that is not a plain [`~transformers.DynamicCache`].
     """
-    foreign = _foreign(model, model_kwargs)
+    foreign = shown(model, model_kwargs).keys()
     lasting = sorted(foreign & inputs.goes_on(model, input_ids, model_kwargs)) if foreign else []
     if lasting:
         raise UnsupportedArgument(
@@ -107,27 +107,27 @@ def check_model_arguments(model: PreTrainedModel, input_ids: torch.Tensor, model
             raise UnsupportedCache("A cache is passed together with `use_cache=False`: leave one of them out.")
 
 
-def _foreign(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> set[str]:
-    """Arguments that hold something else than text."""
+def shown(model: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a model is shown besides text, out of forward arguments."""
     known = {*TEXT_ARGUMENTS, compat.cache_argument(model)}
     # `generate` puts an empty dict of encoder outputs into calls without images
     return {
-        name
-        for name, value in model_kwargs.items()
+        name: value
+        for name, value in arguments.items()
         if name not in known and value is not None and not (isinstance(value, dict) and not value)
     }
 
 
-def check_shares(model: PreTrainedModel, shown: Iterable[str], batch: int) -> None:
+def check_shares(model: PreTrainedModel, names: Iterable[str], batch: int) -> None:
     """Refuses images and audio for several rows of a model whose rows run one by one.
 
     Raises:
         UnsupportedArgument: the model's way to run does not keep the rows together.
     """
-    if batch > 1 and (names := ", ".join(sorted(shown))) and admit(model).strategy != ROWS:
+    if batch > 1 and (what := ", ".join(sorted(names))) and admit(model).strategy != ROWS:
         raise UnsupportedArgument(
-            f"The rows of a {type(model).__name__} run one by one, and {names} cannot be shared out among them: call "
-            "it with one prompt at a time, or drop the assistant for this call."
+            f"The rows of a {type(model).__name__} run one by one, and images or audio ({what}) cannot be shared out "
+            "among them: call it with one prompt at a time, or drop the assistant for this call."
         )
 
 
@@ -144,23 +144,22 @@ def shown_to(assistant: PreTrainedModel, arguments: dict[str, Any]) -> dict[str,
     Raises:
         UnsupportedArgument: the assistant takes only some of them, or they have become the target's own features.
     """
-    taken = compat.forward_parameters(assistant)
-    shown = _foreign(assistant, arguments)
-    if not shown & taken:
+    taken, given = compat.forward_parameters(assistant), shown(assistant, arguments)
+    if not given.keys() & taken:
         return {}
     why = "use an assistant of the target's own kind, or one that reads text alone"
-    if missing := shown - taken:
+    if missing := given.keys() - taken:
         raise UnsupportedArgument(
-            f"The assistant {type(assistant).__name__} reads {', '.join(sorted(shown & taken))} and not "
+            f"The assistant {type(assistant).__name__} reads {', '.join(sorted(given.keys() & taken))} and not "
             f"{', '.join(sorted(missing))}: {why}."
         )
-    if "mm_encoder_outputs" in shown:
+    if "mm_encoder_outputs" in given:
         raise UnsupportedArgument(
             f"`mm_encoder_outputs` are features of the target's, which no {type(assistant).__name__} can read as an "
             f"assistant: pass the images themselves to `hf_exactassist.generate`, or {why}."
         )
-    types = {name for name in inputs.PER_TOKEN if arguments.get(name) is not None}
-    return {name: arguments[name] for name in shown | (types & taken)}
+    types = {name: arguments[name] for name in inputs.PER_TOKEN if arguments.get(name) is not None and name in taken}
+    return {**given, **types}
 
 
 def check_padding(attention_mask: torch.Tensor | None) -> None:
