@@ -38,14 +38,9 @@ _TOWER = {
     "patch_size": 4,
 }
 _QWEN_TOWER = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
-_QWEN_IDS = {
-    "image_token_id": PLACEHOLDER,
-    "video_token_id": VIDEO,
-    "vision_start_token_id": START,
-    "vision_end_token_id": END,
-}
+_QWEN_IDS = {"video_token_id": VIDEO, "vision_start_token_id": START, "vision_end_token_id": END}
 _MROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
-_ANYRES = {"image_token_index": PLACEHOLDER, "image_grid_pinpoints": [[8, 16], [16, 8], [16, 16]]}
+_ANYRES = {"image_grid_pinpoints": [[8, 16], [16, 8], [16, 16]]}
 
 
 def _settings(kind, text):
@@ -56,7 +51,7 @@ def _settings(kind, text):
     sliding = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8}
     audio = {"num_mel_bins": 8, "max_source_positions": 8}
     return {
-        "llava": {"text_config": llama, "vision_config": clip, "image_token_index": PLACEHOLDER},
+        "llava": {"text_config": llama, "vision_config": clip},
         "llava_next": {"text_config": llama, "vision_config": clip, **_ANYRES},
         "llava_onevision": {
             "text_config": Qwen2Config(**common),
@@ -93,11 +88,31 @@ def _settings(kind, text):
             },
             **_QWEN_IDS,
         },
+        # linear attention in every other layer: its rows run one by one
+        "qwen3_5": {
+            "text_config": {
+                **mrope,
+                "rope_parameters": {**_MROPE, "partial_rotary_factor": 1.0},
+                "head_dim": 8,
+                "layer_types": ["linear_attention", "full_attention"],
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 8,
+            },
+            "vision_config": {
+                **_QWEN_TOWER,
+                "hidden_size": 16,
+                "intermediate_size": 32,
+                "out_hidden_size": 32,
+                "num_position_embeddings": 16,
+            },
+            **_QWEN_IDS,
+        },
         "gemma3": {
             "text_config": Gemma3TextConfig(**{**common, **sliding}),
             "vision_config": siglip,
             "mm_tokens_per_image": 4,
-            "image_token_index": PLACEHOLDER,
             "boi_token_index": START,
             "eoi_token_index": END,
             "tie_word_embeddings": False,
@@ -105,7 +120,6 @@ def _settings(kind, text):
         "paligemma": {
             "text_config": GemmaConfig(**{**common, "head_dim": 8}),
             "vision_config": SiglipVisionConfig(**_TOWER, projection_dim=32, num_image_tokens=4),
-            "image_token_index": PLACEHOLDER,
             "projection_dim": 32,
             "hidden_size": 32,
             "tie_word_embeddings": False,
@@ -113,26 +127,22 @@ def _settings(kind, text):
         "idefics3": {
             "text_config": llama,
             "vision_config": {**_TOWER, "image_size": 16},
-            "image_token_id": PLACEHOLDER,
             "scale_factor": 2,
         },
         "smolvlm": {
             "text_config": llama,
             "vision_config": {**_TOWER, "image_size": 16},
-            "image_token_id": PLACEHOLDER,
             "scale_factor": 2,
         },
         "internvl": {
             "text_config": Qwen2Config(**common),
             "vision_config": {**_TOWER, "image_size": [16, 16], "patch_size": [4, 4]},
-            "image_token_id": PLACEHOLDER,
             "image_seq_length": 4,
             "tie_word_embeddings": False,
         },
         "mistral3": {
             "text_config": MistralConfig(**{**common, "sliding_window": 8, "head_dim": 8}),
             "vision_config": PixtralVisionConfig(**{**_TOWER, "image_size": 16, "head_dim": 8}),
-            "image_token_index": PLACEHOLDER,
             "tie_word_embeddings": False,
         },
         "qwen2_audio": {
@@ -144,7 +154,6 @@ def _settings(kind, text):
                 "encoder_ffn_dim": 32,
                 "d_model": 16,
             },
-            "audio_token_index": PLACEHOLDER,
         },
         "voxtral": {
             "text_config": llama,
@@ -154,11 +163,11 @@ def _settings(kind, text):
                 "head_dim": 8,
                 "intermediate_size": 64,
             },
-            "audio_token_id": PLACEHOLDER,
         },
     }[kind]
 
 
+_PLACEHOLDERS = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")
 _CLASSES = {
     "llava": "Llava",
     "llava_next": "LlavaNext",
@@ -166,6 +175,7 @@ _CLASSES = {
     "qwen2_vl": "Qwen2VL",
     "qwen2_5_vl": "Qwen2_5_VL",
     "qwen3_vl": "Qwen3VL",
+    "qwen3_5": "Qwen3_5",
     "gemma3": "Gemma3",
     "paligemma": "PaliGemma",
     "idefics3": "Idefics3",
@@ -175,16 +185,25 @@ _CLASSES = {
     "qwen2_audio": "Qwen2Audio",
     "voxtral": "Voxtral",
 }
-KINDS = tuple(_CLASSES)
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-AUDIO = ("qwen2_audio", "voxtral")
+# kinds whose rows run together
+KINDS = tuple(kind for kind in _CLASSES if kind != "qwen3_5")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 
 
 @functools.cache
-def tiny(kind, seed=0, **text):
-    """A random model whose text varies and depends on what it is shown; shared, so not to be changed."""
-    config_names = {"qwen2_5_vl": "Qwen2_5_VLConfig"}
-    config = getattr(transformers, config_names.get(kind, f"{_CLASSES[kind]}Config"))(**_settings(kind, text))
+def tiny(kind, seed=0, placeholder=PLACEHOLDER, **text):
+    """A random model whose text varies and depends on what it is shown; shared, so not to be changed.
+
+    Args:
+        kind: one of `KINDS`, or `"qwen3_5"`.
+        seed: of the weights.
+        placeholder: the token that an image or a sound replaces.
+        text: settings of the part that decodes.
+    """
+    config_name = {"qwen2_5_vl": "Qwen2_5_VLConfig"}.get(kind, f"{_CLASSES[kind]}Config")
+    config = getattr(transformers, config_name)(**_settings(kind, text))
+    name = next(name for name in vars(config) if name in _PLACEHOLDERS)
+    setattr(config, name, placeholder)
     config.eos_token_id, config.pad_token_id, config.bos_token_id = 2, 0, 1
     torch.manual_seed(seed)
     model = getattr(transformers, f"{_CLASSES[kind]}ForConditionalGeneration")(config).eval()
