@@ -250,8 +250,8 @@ def _shown(kind, total, pixels):
         return torch.randn(*shape, generator=pixels)
 
     if kind in QWEN:
-        # every other image is larger
-        grids = [[1, 2, 2] if i % 2 else [1, 2, 4] for i in range(total)]
+        # every other image is smaller; all of them take fewer positions than tokens
+        grids = [[1, 4, 4] if i % 2 else [1, 4, 8] for i in range(total)]
         patches = sum(h * w for _, h, w in grids)
         shown = {"pixel_values": random(patches, 3 * 2 * 4 * 4), "image_grid_thw": torch.tensor(grids)}
         return shown, [h * w // 4 for _, h, w in grids]

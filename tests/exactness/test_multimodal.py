@@ -168,6 +168,7 @@ def test_interleaved_sessions_on_one_model(kind):
         hf_exactassist.start(model, **prompts(kind, counts), **settings, **assisted(kind, who, k=2))
         for counts, who in calls.items()
     ]
+    assert (model.model.rope_deltas < 0).all()
     while not all([session.step() is None for session in sessions]):
         # a plain call in between leaves the offsets of its own
         model.generate(**prompts(kind, (1,)), max_new_tokens=2)
