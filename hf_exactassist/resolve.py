@@ -16,7 +16,7 @@ from .drafters.base import Drafter
 from .drafters.prompt_lookup import PromptLookupDrafter
 from .drafters.warpers import own_settings
 from .errors import InvalidArgument, UnsupportedArgument
-from .models import admission, compat
+from .models import admission, compat, inputs
 from .schedules import ConstantSchedule, DraftSchedule, HeuristicSchedule
 from .vocabulary.admission import shared_tokens
 
@@ -109,7 +109,7 @@ def resolve_drafter(
         shared,
         warper_settings=own_settings(assistant_model.generation_config),
         confidence_threshold=float(threshold),
-        shown=admission.shown_to(assistant_model, arguments),
+        shown=inputs.shown_to(assistant_model, arguments),
         copies=settings.get("num_return_sequences", 1),
     )
     return drafter, _schedule(settings.get("num_assistant_tokens_schedule", "constant"), number)

@@ -17,7 +17,7 @@ from .errors import BrokenRound, ExactAssistError, InvalidArgument, InvalidCommi
 from .judging import Judge
 from .listeners import Listeners
 from .memory import is_out_of_memory
-from .models import admission, compat, identity
+from .models import admission, compat, identity, inputs
 from .options import Options
 from .output import AssistedDecoderOnlyOutput, StepRecorder
 from .records import Coordinate, Draft, Proposal, RoundCommit, Verdict, Verification
@@ -143,7 +143,7 @@ class Session:
                 "stopping": {**self.rules.describe(), "pad": self.rows.pad_token_id},
                 "prompt": {
                     "embeddings": None if embeds is None else identity.tensor_digest(embeds),
-                    "shown": identity.content_digest(admission.shown(model, model_kwargs)),
+                    "shown": identity.content_digest(inputs.shown(model, model_kwargs)),
                 },
                 **self.judging.describe(),
             },

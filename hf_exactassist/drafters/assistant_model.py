@@ -75,7 +75,7 @@ class AssistantModelDrafter(Drafter):
             own = with_own_warpers(context.processors.processors, self.warper_settings)
             self._processors = context.processors.with_list(own)
         self.stops_early = bool(self.confidence_threshold) or self._processors.asks_caller
-        shown, copies = self._given or (admission.shown_to(self.model, context.arguments), 1)
+        shown, copies = self._given or (inputs.shown_to(self.model, context.arguments), 1)
         if shown:
             self._read_shown(shown, copies)
 

@@ -15,21 +15,9 @@ from transformers.generation import GenerationMode
 from ..errors import UnsupportedArchitecture, UnsupportedArgument, UnsupportedCache, UnsupportedDecodingMode
 from . import compat, inputs, probes
 from .lone_rows import LoneRows
-from .runner import OUTPUT_FLAGS, RowRunner
+from .runner import RowRunner
 
 
-# arguments that hold text, or say how it is read
-TEXT_ARGUMENTS = {
-    "input_ids",
-    "attention_mask",
-    "position_ids",
-    "inputs_embeds",
-    "use_cache",
-    "logits_to_keep",
-    compat.CACHE_ARGUMENT,
-    *inputs.PER_TOKEN,
-    *OUTPUT_FLAGS,
-}
 # ways to run a model, best first
 ROWS, LONE, LONE_UNCACHED = "ragged rows", "row by row", "row by row, without a cache"
 SERIAL, SERIAL_UNCACHED = "serial", "serial, without a cache"
@@ -87,12 +75,17 @@ def check_model_arguments(model: PreTrainedModel, input_ids: torch.Tensor, model
             read with the prompt alone.
         UnsupportedCache: a cache that is not a plain [`~transformers.DynamicCache`].
     """
-    foreign = shown(model, model_kwargs).keys()
+    foreign = inputs.shown(model, model_kwargs).keys()
     lasting = sorted(foreign & inputs.goes_on(model, input_ids, model_kwargs)) if foreign else []
     if lasting:
         raise UnsupportedArgument(
             f"Assisted decoding does not know how to continue the model argument(s) {', '.join(lasting)} over drafted "
             "tokens: leave them out, or drop the assistant for this call."
+        )
+    if foreign and compat.keeps_images_in_cache(model):
+        raise UnsupportedArgument(
+            f"{type(model).__name__} keeps {', '.join(sorted(foreign))} in its cache, in layers that do not grow with "
+            "the text and cannot be rolled back with it: leave them out, or drop the assistant for this call."
         )
     check_shares(model, foreign, len(input_ids))
     positions = model_kwargs.get("position_ids")
@@ -107,17 +100,6 @@ def check_model_arguments(model: PreTrainedModel, input_ids: torch.Tensor, model
             raise UnsupportedCache("A cache is passed together with `use_cache=False`: leave one of them out.")
 
 
-def shown(model: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What a model is shown besides text, out of forward arguments."""
-    known = {*TEXT_ARGUMENTS, compat.cache_argument(model)}
-    # `generate` puts an empty dict of encoder outputs into calls without images
-    return {
-        name: value
-        for name, value in arguments.items()
-        if name not in known and value is not None and not (isinstance(value, dict) and not value)
-    }
-
-
 def check_shares(model: PreTrainedModel, names: Iterable[str], batch: int) -> None:
     """Refuses images and audio for several rows of a model whose rows run one by one.
 
@@ -129,37 +111,6 @@ def check_shares(model: PreTrainedModel, names: Iterable[str], batch: int) -> No
             f"The rows of a {type(model).__name__} run one by one, and images or audio ({what}) cannot be shared out "
             "among them: call it with one prompt at a time, or drop the assistant for this call."
         )
-
-
-def shown_to(assistant: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What an assistant is shown of the images and audio of a call; nothing if it reads text alone.
-
-    Args:
-        assistant (`PreTrainedModel`): the assistant.
-        arguments (`dict[str, Any]`): the target's forward arguments.
-
-    Returns:
-        `dict[str, Any]`: arguments for the assistant's first reading.
-
-    Raises:
-        UnsupportedArgument: the assistant takes only some of them, or they have become the target's own features.
-    """
-    taken, given = compat.forward_parameters(assistant), shown(assistant, arguments)
-    if not given.keys() & taken:
-        return {}
-    why = "use an assistant of the target's own kind, or one that reads text alone"
-    if missing := given.keys() - taken:
-        raise UnsupportedArgument(
-            f"The assistant {type(assistant).__name__} reads {', '.join(sorted(given.keys() & taken))} and not "
-            f"{', '.join(sorted(missing))}: {why}."
-        )
-    if "mm_encoder_outputs" in given:
-        raise UnsupportedArgument(
-            f"`mm_encoder_outputs` are features of the target's, which no {type(assistant).__name__} can read as an "
-            f"assistant: pass the images themselves to `hf_exactassist.generate`, or {why}."
-        )
-    types = {name: arguments[name] for name in inputs.PER_TOKEN if arguments.get(name) is not None and name in taken}
-    return {**given, **types}
 
 
 def check_padding(attention_mask: torch.Tensor | None) -> None:
@@ -183,7 +134,7 @@ def check_lone_rows(generation_config: GenerationConfig, model_kwargs: dict[str,
         UnsupportedCache: a cache of the caller's.
     """
     why = "The rows of this model run one by one over caches of their own"
-    wanted = [name for name in OUTPUT_FLAGS if model_kwargs.get(name)]
+    wanted = [name for name in inputs.OUTPUT_FLAGS if model_kwargs.get(name)]
     if wanted or model_kwargs.get("inputs_embeds") is not None:
         what = " and ".join(wanted) or "inputs_embeds"
         raise UnsupportedArgument(f"{why}, where `{what}` is not supported with an assistant: leave it out.")
@@ -197,7 +148,7 @@ def check_outputs_without_cache(generation_config: GenerationConfig) -> None:
     Raises:
         UnsupportedArgument: attentions or hidden states are to be returned.
     """
-    wanted = [name for name in OUTPUT_FLAGS if getattr(generation_config, name)]
+    wanted = [name for name in inputs.OUTPUT_FLAGS if getattr(generation_config, name)]
     if wanted and generation_config.return_dict_in_generate:
         raise UnsupportedArgument(
             f"With `use_cache=False`, {' and '.join(wanted)} speak about the whole sequence at every step, which an "

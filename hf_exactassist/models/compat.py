@@ -76,6 +76,11 @@ def cache_argument(model: PreTrainedModel) -> str:
     return "cache_params" if "cache_params" in names and CACHE_ARGUMENT not in names else CACHE_ARGUMENT
 
 
+def keeps_images_in_cache(model: PreTrainedModel) -> bool:
+    """Whether some layers of the cache hold images, read by cross-attention, and not the text (Mllama)."""
+    return bool(getattr(text_config(model), "cross_attention_layers", None))
+
+
 def new_cache(model: PreTrainedModel) -> DynamicCache | None:
     """An empty cache as `generate` makes it; `None` for classes that carry their past in another way."""
     supports = getattr(model, "_supports_default_dynamic_cache", None)

@@ -16,13 +16,69 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..errors import UnsupportedArgument
 from . import compat
 
 
 # arguments with an entry per token, which `generate` grows with the text
 PER_TOKEN = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+OUTPUT_FLAGS = ("output_attentions", "output_hidden_states")
+# arguments that hold text, or say how it is read
+_TEXT_ARGUMENTS = {
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "inputs_embeds",
+    "use_cache",
+    "logits_to_keep",
+    compat.CACHE_ARGUMENT,
+    *PER_TOKEN,
+    *OUTPUT_FLAGS,
+}
 # what makes features of images and audio, and positions of their placeholders, before or in the first forward
 _READERS = ("get_image_features", "get_video_features", "get_audio_features", "get_rope_index")
+
+
+def shown(model: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a model is shown besides text, out of forward arguments."""
+    known = {*_TEXT_ARGUMENTS, compat.cache_argument(model)}
+    # `generate` puts an empty dict of encoder outputs into calls without images
+    return {
+        name: value
+        for name, value in arguments.items()
+        if name not in known and value is not None and not (isinstance(value, dict) and not value)
+    }
+
+
+def shown_to(assistant: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What an assistant is shown of the images and audio of a call; nothing if it reads text alone.
+
+    Args:
+        assistant (`PreTrainedModel`): the assistant.
+        arguments (`dict[str, Any]`): the target's forward arguments.
+
+    Returns:
+        `dict[str, Any]`: arguments for the assistant's first reading.
+
+    Raises:
+        UnsupportedArgument: the assistant takes only some of them, or they have become the target's own features.
+    """
+    taken, given = compat.forward_parameters(assistant), shown(assistant, arguments)
+    if not given.keys() & taken:
+        return {}
+    why = "use an assistant of the target's own kind, or one that reads text alone"
+    if missing := given.keys() - taken:
+        raise UnsupportedArgument(
+            f"The assistant {type(assistant).__name__} reads {', '.join(sorted(given.keys() & taken))} and not "
+            f"{', '.join(sorted(missing))}: {why}."
+        )
+    if "mm_encoder_outputs" in given:
+        raise UnsupportedArgument(
+            f"`mm_encoder_outputs` are features of the target's, which no {type(assistant).__name__} can read as an "
+            f"assistant: pass the images themselves to `hf_exactassist.generate`, or {why}."
+        )
+    types = {name: arguments[name] for name in PER_TOKEN if arguments.get(name) is not None and name in taken}
+    return {**given, **types}
 
 
 def later_step(model: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +93,8 @@ def later_step(model: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: di
         `dict[str, Any]`: the arguments of that forward that have a value.
     """
     # with a cache, whatever the call says: blocks are scored over one
-    kwargs = model._update_model_kwargs_for_generation(ModelOutput(), {**model_kwargs, "use_cache": True})
+    kwargs = {**model_kwargs, "use_cache": True}
+    kwargs = model._update_model_kwargs_for_generation(ModelOutput(), kwargs, is_encoder_decoder=False)
     text = torch.cat([input_ids, input_ids.new_zeros(len(input_ids), 1)], dim=1)
     step = model.prepare_inputs_for_generation(text, next_sequence_length=1, is_first_iteration=False, **kwargs)
     return {name: value for name, value in step.items() if value is not None}

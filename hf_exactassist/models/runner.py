@@ -13,9 +13,6 @@ from ..state.layout import visibility
 from . import compat, inputs
 
 
-OUTPUT_FLAGS = ("output_attentions", "output_hidden_states")
-
-
 class RowRunner:
     """A causal language model, its [`RowCache`], and the positions of its rows.
 
@@ -77,7 +74,7 @@ class RowRunner:
         shift = first.expand(len(input_ids), *first.shape[1:]) - columns
         self._position_shift = shift.to(self.device, torch.long)
         self._per_token = {name: step[name][:, -1:].to(self.device) for name in inputs.PER_TOKEN if name in step}
-        self._flags = {name: model_kwargs[name] for name in OUTPUT_FLAGS if model_kwargs.get(name)}
+        self._flags = {name: model_kwargs[name] for name in inputs.OUTPUT_FLAGS if model_kwargs.get(name)}
         self._batch = (self._position_shift, self._valid, self._per_token)
         return outputs
 

@@ -315,6 +315,15 @@ def test_arguments_that_every_step_reads():
         admission.check_model_arguments(model, ids, {"position_ids": torch.zeros(3, 1, 2)})
 
 
+def test_images_in_the_cache():
+    """A layer of cross-attention holds an image as a layer of self-attention holds text."""
+    model, ids = copy.deepcopy(shown_tiny("llava")), torch.tensor([[5, 6]])
+    compat.text_config(model).cross_attention_layers = [1]
+    with pytest.raises(UnsupportedArgument, match="keeps pixel_values in its cache.*drop the assistant"):
+        admission.check_model_arguments(model, ids, {"pixel_values": torch.zeros(1, 3, 8, 8)})
+    admission.check_model_arguments(model, ids, {})
+
+
 def test_drafters_made_by_hand():
     """Where `generate` has turned the images into the target's features, nothing is left to show."""
     target, inputs = shown_tiny("llava"), prompts("llava", (1,))
