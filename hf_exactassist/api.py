@@ -158,7 +158,7 @@ def start(
         **kwargs: as for [`generate`].
 
     Returns:
-        `Session`: nothing has been read yet. `step()` publishes one round, iteration gives published tokens as
+        `Session`: nothing has been published yet. `step()` publishes one round, iteration gives published tokens as
         `(row, token)`, `result()` is what `generate` returns. After an exception the session goes on where it was.
 
     Raises:

@@ -85,7 +85,7 @@ class AssistedDecoding:
         """Checks a prepared call and opens its session; arguments as in [`__call__`]."""
         admission.require(model, "target")
         admission.check_decoding_mode(generation_config)
-        admission.check_model_arguments(model, model_kwargs)
+        admission.check_model_arguments(model, input_ids, model_kwargs)
         admission.check_batch(model, len(input_ids))
         read = None
         if self.encoder_inputs is not None and model_kwargs.get("encoder_outputs") is not None:

@@ -16,7 +16,7 @@ from .drafters.base import Drafter
 from .drafters.prompt_lookup import PromptLookupDrafter
 from .drafters.warpers import own_settings
 from .errors import InvalidArgument, UnsupportedArgument
-from .models import admission, compat, wrappers
+from .models import admission, compat, inputs, wrappers
 from .schedules import ConstantSchedule, DraftSchedule, HeuristicSchedule
 from .vocabulary.admission import shared_tokens
 
@@ -100,11 +100,15 @@ def resolve_drafter(
     if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
         raise InvalidArgument(f"`assistant_confidence_threshold` must lie between 0 and 1, got {threshold!r}.")
     number = _at_least_one("num_assistant_tokens", settings.get("num_assistant_tokens", DEFAULT_NUM_ASSISTANT_TOKENS))
+    # before `generate` turns images into features of the target's
+    arguments = {name: settings.kwargs[name] for name in compat.forward_parameters(model) & settings.kwargs.keys()}
     drafter = AssistantModelDrafter(
         assistant_model,
         shared,
         warper_settings=own_settings(own.generation_config),
         confidence_threshold=float(threshold),
+        shown=inputs.shown_to(assistant_model, arguments),
+        copies=settings.get("num_return_sequences", 1),
     )
     return drafter, _schedule(settings.get("num_assistant_tokens_schedule", "constant"), number)
 

@@ -17,7 +17,7 @@ from .errors import BrokenRound, ExactAssistError, InvalidArgument, InvalidCommi
 from .judging import Judge
 from .listeners import Listeners
 from .memory import is_out_of_memory
-from .models import admission, compat, identity
+from .models import admission, compat, identity, inputs
 from .options import Options
 from .output import AssistedOutput, StepRecorder
 from .records import Coordinate, Draft, Proposal, RoundCommit, Verdict, Verification
@@ -87,7 +87,7 @@ class Session:
         )
         admission.check_padding(mask)
         positions = model_kwargs.get("position_ids")
-        read = [*self.rows.prompt_tokens] if positions is None else (positions[:, -1] + 1).tolist()
+        read = [*self.rows.prompt_tokens] if positions is None else (positions[..., -1].flatten() + 1).tolist()
         admission.check_length(model, min(read), max(read) + self.rules.max_length - self.rows.prompt_length)
         cache = model_kwargs.get(compat.CACHE_ARGUMENT)
         alone = admission.needs_rows_alone(cache)
@@ -151,6 +151,7 @@ class Session:
                 "prompt": {
                     "embeddings": None if embeds is None else identity.tensor_digest(embeds),
                     "encoder": None if encoded is None else identity.tensor_digest(encoded[0]),
+                    "shown": identity.content_digest(inputs.shown(model, model_kwargs)),
                 },
                 **self.judging.describe(),
             },

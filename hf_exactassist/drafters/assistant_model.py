@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..models import admission
+from ..errors import UnsupportedArgument
+from ..memory import is_out_of_memory
+from ..models import admission, inputs
 from ..models.compat import forward_parameters, is_encoder_decoder, position_limit
 from ..models.encoder import EncoderReading
 from ..models.lone_rows import LoneRows
@@ -35,6 +37,9 @@ class AssistantModelDrafter(Drafter):
         unknown_token (`int`): any token of the assistant's vocabulary.
         warper_settings (`dict[str, Any]`, *optional*): sampling settings that replace the target's, by argument name.
         confidence_threshold (`float`): stop a draft after a token of lower probability; 0 never stops.
+        shown (`dict[str, Any]`, *optional*): images or audio of the prompts, as arguments of the assistant's forward,
+            which it reads once, as the call starts. By default those among the target's arguments that it can take.
+        copies (`int`): rows that the call makes of each prompt, where `shown` is given.
     """
 
     def __init__(
@@ -44,6 +49,8 @@ class AssistantModelDrafter(Drafter):
         unknown_token: int = 0,
         warper_settings: dict[str, Any] | None = None,
         confidence_threshold: float = 0.0,
+        shown: dict[str, Any] | None = None,
+        copies: int = 1,
     ) -> None:
         self.model: PreTrainedModel = model
         self._position_limit = position_limit(model)
@@ -53,9 +60,10 @@ class AssistantModelDrafter(Drafter):
         self.unknown_token = unknown_token
         self.warper_settings = warper_settings or {}
         self.confidence_threshold = confidence_threshold
+        self._given = None if shown is None else (shown, copies)
 
     def start(self, context: DraftingContext) -> None:
-        """See [`Drafter.start`]. The assistant reads the prompt with its first draft."""
+        """See [`Drafter.start`]. The assistant reads the prompt with its first draft, one with images here and now."""
         super().start(context)
         self.forwards = 0
         self._runner: RowRunner | LoneRows | None = None
@@ -71,6 +79,9 @@ class AssistantModelDrafter(Drafter):
             own = with_own_warpers(context.processors.processors, self.warper_settings)
             self._processors = context.processors.with_list(own)
         self.stops_early = bool(self.confidence_threshold) or self._processors.asks_caller
+        shown, copies = self._given or (inputs.shown_to(self.model, context.arguments), 1)
+        if shown:
+            self._read_shown(shown, copies)
 
     def describe(self) -> dict[str, Any]:
         """See [`Drafter.describe`]."""
@@ -194,9 +205,7 @@ class AssistantModelDrafter(Drafter):
         rows = self.context.rows
         ids = rows.ids[rows.active, :columns]
         kwargs: dict[str, Any] = {"use_cache": True, **({"logits_to_keep": 1} if self._keeps_logits else {})}
-        mask = torch.ones_like(ids)
-        if rows.prompt_mask is not None and rows.prompt_mask.shape[1] == rows.prompt_length:
-            mask[:, : rows.prompt_length] = rows.prompt_mask[rows.active]
+        mask = self._mask(columns)
         kwargs["decoder_attention_mask" if is_encoder_decoder(self.model) else "attention_mask"] = mask
         kwargs |= self._encoder.of_rows(rows.active)
         if self._takes_positions:
@@ -210,6 +219,40 @@ class AssistantModelDrafter(Drafter):
         self._confirmed = dict.fromkeys(rows.active, columns)
         self._runner = runner
         return logits
+
+    def _mask(self, columns: int) -> torch.Tensor:
+        """Which of the first columns of the active rows hold text."""
+        rows = self.context.rows
+        mask = torch.ones_like(rows.ids[rows.active, :columns])
+        if rows.prompt_mask is not None and rows.prompt_mask.shape[1] == rows.prompt_length:
+            mask[:, : rows.prompt_length] = rows.prompt_mask[rows.active]
+        return mask
+
+    @torch.no_grad()
+    def _read_shown(self, shown: dict[str, Any], copies: int) -> None:
+        """Starts the assistant's cache on the prompts with their images, prepared as in a call of its own.
+
+        Before any row can have left: an image does not say to which row it belongs.
+        """
+        rows = self.context.rows
+        admission.check_shares(self.model, shown, rows.batch)
+        ids = self._readable(rows.ids[:, : rows.prompt_length])
+        mask = self._mask(rows.prompt_length)
+        runner = admission.runner_for(self.model, self._position_limit)
+        try:
+            arguments = {**shown, "attention_mask": mask[::copies]}
+            prompts, prepared = inputs.prepared(self.model, ids[::copies], copies, arguments)
+            runner.prefill(prompts, GenerationConfig(), prepared)
+        except Exception as error:  # whatever a model says of images that are not its own
+            if is_out_of_memory(error):
+                raise
+            raise UnsupportedArgument(
+                f"The assistant {type(self.model).__name__} cannot read the {', '.join(sorted(shown))} of this call "
+                f"({error}): use an assistant of the target's own kind, or one that reads text alone."
+            ) from error
+        self.forwards += 1
+        self._confirmed = dict.fromkeys(rows.active, rows.prompt_length)
+        self._runner = runner
 
     def _forward(
         self, tokens: torch.Tensor, starts: Sequence[int], counts: Sequence[int], right: bool = False

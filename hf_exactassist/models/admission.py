@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,23 +20,12 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, St
 from transformers.generation import GenerationMode
 
 from ..errors import UnsupportedArchitecture, UnsupportedArgument, UnsupportedCache, UnsupportedDecodingMode
-from . import compat, probes, wrappers
+from . import compat, inputs, probes, wrappers
 from .encoder import EncoderInputs
 from .lone_rows import LoneRows
-from .runner import OUTPUT_FLAGS, RowRunner
+from .runner import RowRunner
 
 
-_ENCODER_DECODER_ARGUMENTS = {"encoder_outputs", "decoder_attention_mask"}
-_FORWARD_ARGUMENTS = {
-    "attention_mask",
-    "position_ids",
-    "token_type_ids",
-    "inputs_embeds",
-    "use_cache",
-    "logits_to_keep",
-    compat.CACHE_ARGUMENT,
-    *OUTPUT_FLAGS,
-}
 # layers whose states rows of different length can take over
 _KINDS = {
     DynamicCache: {DynamicLayer, DynamicSlidingWindowLayer},
@@ -93,27 +83,32 @@ def check_decoding_mode(generation_config: GenerationConfig) -> None:
         )
 
 
-def check_model_arguments(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> None:
+def check_model_arguments(model: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
     """Refuses forward arguments whose continuation over drafts is not defined here.
 
     Raises:
-        UnsupportedArgument: an argument other than masks, positions, token types, embeddings and output flags.
+        UnsupportedArgument: an argument other than masks, positions, token types, embeddings, output flags and what is
+            read with the prompt alone.
         UnsupportedCache: a cache whose states cannot be taken over.
     """
-    known = {*_FORWARD_ARGUMENTS, compat.cache_argument(model)}
-    if compat.is_encoder_decoder(model):
-        known |= _ENCODER_DECODER_ARGUMENTS
-    # `generate` puts an empty dict of encoder outputs into calls without images
-    absent = [name for name, value in model_kwargs.items() if value is None or (isinstance(value, dict) and not value)]
-    foreign = sorted(name for name in model_kwargs if name not in known and name not in absent)
-    if foreign:
+    foreign = inputs.shown(model, model_kwargs).keys()
+    lasting = sorted(foreign & inputs.goes_on(model, input_ids, model_kwargs)) if foreign else []
+    if lasting:
         raise UnsupportedArgument(
-            f"Assisted decoding does not know how to continue the model argument(s) {', '.join(foreign)} over drafted "
+            f"Assisted decoding does not know how to continue the model argument(s) {', '.join(lasting)} over drafted "
             "tokens: leave them out, or drop the assistant for this call."
         )
-    position_ids = model_kwargs.get("position_ids")
-    if position_ids is not None and position_ids.dim() != 2:
-        raise UnsupportedArgument("Only 2-D `position_ids` (one position per token) are supported with an assistant.")
+    if foreign and compat.keeps_images_in_cache(model):
+        raise UnsupportedArgument(
+            f"{type(model).__name__} keeps {', '.join(sorted(foreign))} in its cache, in layers that do not grow with "
+            "the text and cannot be rolled back with it: leave them out, or drop the assistant for this call."
+        )
+    check_shares(model, foreign, len(input_ids))
+    positions = model_kwargs.get("position_ids")
+    if positions is not None and positions.dim() != 2 and not inputs.has_position_axes(model):
+        raise UnsupportedArgument(
+            f"A token of {type(model).__name__} has one position: pass 2-D `position_ids` with an assistant."
+        )
     cache = model_kwargs.get(compat.cache_argument(model))
     if cache is not None:
         for part in compat.cache_parts(cache) if compat.reads_encoder(model) else (cache,):
@@ -133,6 +128,19 @@ def check_batch(model: PreTrainedModel, rows: int) -> None:
         raise UnsupportedArchitecture(
             f"{type(model).__name__} computes a row otherwise where other rows stand beside it: {admission.reason} "
             "Generate the rows one by one, or drop the assistant for this call."
+        )
+
+
+def check_shares(model: PreTrainedModel, names: Iterable[str], batch: int) -> None:
+    """Refuses images and audio for several rows of a model whose rows run one by one.
+
+    Raises:
+        UnsupportedArgument: the model's way to run does not keep the rows together.
+    """
+    if batch > 1 and (what := ", ".join(sorted(names))) and admit(model).strategy != ROWS:
+        raise UnsupportedArgument(
+            f"The rows of a {type(model).__name__} run one by one, and images or audio ({what}) cannot be shared out "
+            "among them: call it with one prompt at a time, or drop the assistant for this call."
         )
 
 
@@ -157,7 +165,7 @@ def check_lone_rows(generation_config: GenerationConfig, model_kwargs: dict[str,
         UnsupportedCache: a cache of the caller's.
     """
     why = "The rows of this model run one by one over caches of their own"
-    wanted = [name for name in OUTPUT_FLAGS if model_kwargs.get(name)]
+    wanted = [name for name in inputs.OUTPUT_FLAGS if model_kwargs.get(name)]
     if wanted or model_kwargs.get("inputs_embeds") is not None:
         what = " and ".join(wanted) or "inputs_embeds"
         raise UnsupportedArgument(f"{why}, where `{what}` is not supported with an assistant: leave it out.")
@@ -171,7 +179,7 @@ def check_outputs_without_cache(generation_config: GenerationConfig) -> None:
     Raises:
         UnsupportedArgument: attentions or hidden states are to be returned.
     """
-    wanted = [name for name in OUTPUT_FLAGS if getattr(generation_config, name)]
+    wanted = [name for name in inputs.OUTPUT_FLAGS if getattr(generation_config, name)]
     if wanted and generation_config.return_dict_in_generate:
         raise UnsupportedArgument(
             f"With `use_cache=False`, {' and '.join(wanted)} speak about the whole sequence at every step, which an "
@@ -248,7 +256,7 @@ def admit(model: PreTrainedModel, alone: bool = False) -> Admission:
         if setting in known:
             strategy, reason, rows_mix = known[setting]
         else:
-            with probes.quiet():
+            with probes.quiet(), inputs.undisturbed(model):
                 strategy, reason = _choose(model, attention, alone)
                 if strategy in (SERIAL, SERIAL_UNCACHED):
                     rows_mix = compat.takes_outliers_apart(model) or probes.rows_mix(model)

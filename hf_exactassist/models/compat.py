@@ -22,6 +22,9 @@ CACHE_ARGUMENT = (
 )
 CACHE_FIELD = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
 
+# describes inputs that are read with the prompt, in classes that make their features inside the forward (Qwen2-Audio)
+DESCRIBES_FEATURES = {"feature_attention_mask"}
+
 
 def forward_parameters(model: PreTrainedModel) -> set[str]:
     """Parameter names of the model's forward."""
@@ -76,6 +79,11 @@ def cache_argument(model: PreTrainedModel) -> str:
     """What the model calls its cache; recurrent classes had a name of their own until 5.22."""
     names = forward_parameters(model)
     return "cache_params" if "cache_params" in names and CACHE_ARGUMENT not in names else CACHE_ARGUMENT
+
+
+def keeps_images_in_cache(model: PreTrainedModel) -> bool:
+    """Whether some layers of the cache hold images, read by cross-attention, and not the text (Mllama)."""
+    return bool(getattr(text_config(model), "cross_attention_layers", None))
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache | EncoderDecoderCache | None:

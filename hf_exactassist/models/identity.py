@@ -83,6 +83,19 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(head + values.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
+def content_digest(value: Any) -> Any:
+    """Digests in place of tensors, in whatever dicts and sequences hold them."""
+    if isinstance(value, torch.Tensor):
+        return tensor_digest(value)
+    if isinstance(value, dict):
+        # of an encoder's outputs, what decoders read
+        names = [name for name in ("pooler_output", "deepstack_features") if name in value] or list(value)
+        return {str(name): content_digest(value[name]) for name in names}
+    if isinstance(value, (list, tuple)):
+        return [content_digest(part) for part in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__qualname__
+
+
 def watch(model: PreTrainedModel) -> Callable[[], tuple[Any, ...]]:
     """A quick look at whether a model is still the one it was.
 

@@ -20,13 +20,13 @@ from transformers.cache_utils import Cache, QuantizedCache
 
 from ..state import snapshot
 from ..state.cache import RowCache
-from . import compat
+from . import compat, inputs
 
 
 # earlier states kept per row: the last one gone back to, and those after it where drafts are read token by token
 _SNAPSHOTS = 8
 # per-token arguments, which grow with the row; where there is an encoder, the mask without a prefix is that one's
-_PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids")
+_PER_TOKEN = ("attention_mask", "position_ids", *inputs.PER_TOKEN)
 _PER_DECODED_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
 
 
@@ -85,7 +85,7 @@ class LoneRows:
         last = []
         for i, row in enumerate(self.rows):
             ids = input_ids[i : i + 1, row.pad :][:, : self.position_limit]
-            per_token = {name: part[:, : ids.shape[1]] for name, part in row.per_token.items()}
+            per_token = {name: part[..., : ids.shape[1]] for name, part in row.per_token.items()}
             outputs = self.model._prefill(ids, generation_config, {**row.arguments, **per_token, **row.past})
             self.forwards += 1
             self._carry(row, outputs, ids.shape[1])
@@ -103,10 +103,11 @@ class LoneRows:
         mask = kwargs.get(self._per_token[0])
         # a single row is read as plain `generate` reads it, padding and all
         pad = 0 if mask is None or len(input_ids) == 1 else int((mask[i] != 0).long().argmax())
+        grown = {name: kwargs.pop(name) for name in self._per_token if name in kwargs}
+        # positions may have axes in front
         per_token = {
-            name: kwargs.pop(name).expand(len(input_ids), -1)[i : i + 1, pad:]
-            for name in self._per_token
-            if name in kwargs
+            name: part.expand(*part.shape[:-2], len(input_ids), -1)[..., i : i + 1, pad:]
+            for name, part in grown.items()
         }
         cache = kwargs.pop(self._cache_argument, None)
         past = {self._cache_argument: copy.deepcopy(cache)} if self.cached and cache is not None else {}
@@ -284,13 +285,16 @@ class LoneRows:
 
 def _extended(name: str, part: torch.Tensor, length: int) -> torch.Tensor:
     """A per-token argument of the prompt, for `length` tokens, as `generate` would have grown it."""
-    more = length - part.shape[1]
+    more = length - part.shape[-1]
     if more <= 0:
-        return part[:, :length]
+        return part[..., :length]
     if name.endswith("attention_mask"):
         tail = part.new_ones((1, more))
     elif name.endswith("position_ids"):
-        tail = part[:, -1:] + torch.arange(1, more + 1, device=part.device, dtype=part.dtype)
+        tail = part[..., -1:] + torch.arange(1, more + 1, device=part.device, dtype=part.dtype)
+    elif name != "token_type_ids":
+        # new tokens are text
+        tail = part.new_zeros((1, more))
     else:
         tail = part[:, -1:].expand(1, more)
-    return torch.cat([part, tail], dim=1)
+    return torch.cat([part, tail], dim=-1)

@@ -10,10 +10,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from ..state.cache import RowCache, RowStates, only_rows
 from ..state.layout import visibility
-from . import compat
-
-
-OUTPUT_FLAGS = ("output_attentions", "output_hidden_states")
+from . import compat, inputs
 
 
 class RowRunner:
@@ -38,7 +35,7 @@ class RowRunner:
         self._layer_types = sorted(set(getattr(compat.text_config(model), "layer_types", None) or ()))
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
         self._additive_masks = compat.text_config(model)._attn_implementation == "eager"
-        self._token_types: torch.Tensor | None = None
+        self._per_token: dict[str, torch.Tensor] = {}
         self._flags: dict[str, Any] = {}
 
     def prefill(
@@ -53,17 +50,17 @@ class RowRunner:
             input_ids (`torch.LongTensor` of shape `(B, P)`): prompts.
             generation_config (`GenerationConfig`): for chunked prefill.
             model_kwargs (`dict`): forward arguments as `generate` prepared them; their cache is emptied into this
-                runner's. Token types (the last one is repeated, as in plain `generate`) and output flags hold for
-                later forwards too.
+                runner's. Positions and token types go on as in plain `generate`, and output flags hold for later
+                forwards too; images and audio are read here alone.
 
         Returns:
             `ModelOutput`: the model's outputs; `logits[:, -1]` score the first new token.
         """
         mask = model_kwargs.get("attention_mask")
-        position_ids = model_kwargs.get("position_ids")
         if model_kwargs.get(compat.CACHE_ARGUMENT) is None:
             model_kwargs[compat.CACHE_ARGUMENT] = DynamicCache(config=compat.text_config(self.model))
         source = model_kwargs[compat.CACHE_ARGUMENT]
+        step = inputs.later_step(self.model, input_ids, model_kwargs)
         outputs = self.model._prefill(input_ids, generation_config, model_kwargs)
         self.forwards += 1
         self._take_over(source, input_ids)
@@ -72,13 +69,13 @@ class RowRunner:
         self._valid = None
         if mask is not None and not bool((mask != 0).all()):
             self._valid = (mask[:, :columns] != 0).to(self.device)
-        last = position_ids[:, -1].expand(input_ids.shape[0]) if position_ids is not None else None
-        shift = torch.zeros(input_ids.shape[0]) if last is None else last - (columns - 1)
+        # `(B,)`, or `(B, A)` where a token has a position on each of several axes
+        first = step.get("position_ids", torch.full((1, 1), columns))[..., 0].movedim(-1, 0)
+        shift = first.expand(len(input_ids), *first.shape[1:]) - columns
         self._position_shift = shift.to(self.device, torch.long)
-        token_types = model_kwargs.get("token_type_ids")
-        self._token_types = None if token_types is None else token_types[:, -1:].to(self.device)
-        self._flags = {name: model_kwargs[name] for name in OUTPUT_FLAGS if model_kwargs.get(name)}
-        self._batch = (self._position_shift, self._valid, self._token_types)
+        self._per_token = {name: step[name][:, -1:].to(self.device) for name in inputs.PER_TOKEN if name in step}
+        self._flags = {name: model_kwargs[name] for name in inputs.OUTPUT_FLAGS if model_kwargs.get(name)}
+        self._batch = (self._position_shift, self._valid, self._per_token)
         return outputs
 
     def _take_over(self, source: DynamicCache, input_ids: torch.Tensor) -> None:
@@ -123,7 +120,8 @@ class RowRunner:
             # filler must not run past a learned position table
             places.append([min(slot, start + count - 1) for slot in row])
         written = self.cache.aim(slots, self.device)
-        positions = torch.tensor(places, device=self.device) + self._position_shift[:, None]
+        # axes first, as models with several take them
+        positions = torch.tensor(places, device=self.device) + self._position_shift.movedim(0, -1)[..., None]
         if self.position_limit is not None:
             positions = positions.clamp_max(self.position_limit - 1)
         keep = width if keep is None else keep
@@ -137,8 +135,7 @@ class RowRunner:
             "return_dict": True,
             **self._flags,
         }
-        if self._token_types is not None:
-            arguments["token_type_ids"] = self._token_types.expand(tokens.shape)
+        arguments |= {name: types.expand(tokens.shape) for name, types in self._per_token.items()}
         if self._keeps_logits:
             arguments["logits_to_keep"] = keep
         self.forwards += 1
@@ -172,10 +169,9 @@ class RowRunner:
     def keep_rows(self, indices: Sequence[int]) -> None:
         """Drops all rows but the given ones. Interrupted, it can be called again in the same way."""
         before = len(self.cache.lengths)
-        tables = (self._position_shift, self._valid, self._token_types)
-        self._position_shift, self._valid, self._token_types = (
-            None if table is None else only_rows(table, indices, before) for table in tables
-        )
+        self._position_shift = only_rows(self._position_shift, indices, before)
+        self._valid = None if self._valid is None else only_rows(self._valid, indices, before)
+        self._per_token = {name: only_rows(types, indices, before) for name, types in self._per_token.items()}
         self.cache.keep_rows(indices)
 
     def regroup(self, rows: Sequence[RowStates]) -> None:
@@ -185,4 +181,4 @@ class RowRunner:
             rows (`Sequence`): states of every row in batch order, as `cache.take_row` returned them.
         """
         self.cache.put_rows(rows)
-        self._position_shift, self._valid, self._token_types = self._batch
+        self._position_shift, self._valid, self._per_token = self._batch
