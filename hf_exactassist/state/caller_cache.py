@@ -25,7 +25,9 @@ class CallerCache:
     def __init__(self, cache: Any) -> None:
         self.cache = cache
         # prefill makes new tensors, so holding on to the old ones is a snapshot without a copy
-        self._before = [{name: getattr(layer, name, None) for name in _FIELDS} for layer in self._own_layers]
+        self._before: list[dict[str, Any]] = [
+            {name: getattr(layer, name, None) for name in _FIELDS} for layer in self._own_layers
+        ]
         self.layers: list[Any] = list(self._own_layers)
         self._prepared: list[dict[str, Any]] = []
 

@@ -73,7 +73,7 @@ def test_one_object_cropped_to_the_prefix(kind):
             torch.testing.assert_close(a.keys[:, :, :9], b.keys[:, :, :9])
 
 
-@pytest.mark.skipif(not hasattr(DynamicCache, "activate_past_recording"), reason="windows cannot be cropped")
+@pytest.mark.skipif(CACHE == "past_key_values", reason="plain `generate` of early releases fails over such layers")
 @pytest.mark.parametrize("length", [5, 12])
 @pytest.mark.parametrize("architecture", ["mistral", "gemma3"])
 def test_windows_that_record_their_past_can_be_cropped(architecture, length):
