@@ -28,6 +28,7 @@ class CallerCache:
         self._before: list[dict[str, Any]] = [
             {name: getattr(layer, name, None) for name in _FIELDS} for layer in self._own_layers
         ]
+        self._owned = list(self._own_layers)
         self.layers: list[Any] = list(self._own_layers)
         self._prepared: list[dict[str, Any]] = []
 
@@ -58,12 +59,12 @@ class CallerCache:
 
     def restore(self) -> None:
         """Puts the content from before the call back."""
-        for layer, before in zip(self._own_layers, self._before, strict=False):
+        for layer, before in zip(self._owned, self._before, strict=True):
             for name, value in before.items():
                 if hasattr(layer, name):
                     setattr(layer, name, value)
-        # layers that the call added lazily
-        del self._own_layers[len(self._before) :]
+        # without layers that the call added lazily
+        self._own_layers[:] = self._owned
 
     def fill(self, rows: RowCache, length: int) -> DynamicCache | None:
         """Hands over the first `length` slots of every row. Interrupted, it can be called again.
@@ -84,6 +85,13 @@ class CallerCache:
             vars(self.layers[number]).update(attributes)
             self._grow(number, layer, length)
             layer.keys = layer.values = None
+        return self.cache
+
+    def adopt(self, past: Any) -> Any:
+        """Hands over the cache of a row that ran alone over a copy: in the caller's object, if there is one."""
+        if self.cache is None:
+            return past
+        self.cache.layers[:] = past.layers
         return self.cache
 
     def _grow(self, number: int, layer: RowLayer, length: int) -> None:
