@@ -19,7 +19,7 @@ class UnsupportedArchitecture(ExactAssistError):
 
 
 class UnsupportedCache(ExactAssistError):
-    """The cache cannot be rolled back row by row."""
+    """The states of the cache cannot be taken over row by row, or it has no room for the call."""
 
 
 class UnsupportedArgument(ExactAssistError):

@@ -172,7 +172,7 @@ class Scorer:
         """
         end = self.rows.complete_columns() - 1
         if isinstance(self.target, LoneRows):
-            return self.target.past_of(0, end)
+            return self.caller_cache.adopt(self.target.past_of(0, end))
         if not self._whole:
             self._make_whole(self.target, end)
             self._whole = True

@@ -97,10 +97,13 @@ class Session:
             logger.warning_once(f"{type(model).__name__} is decoded token by token, without drafts: {self.serial}")
         lone = admitted.strategy != admission.ROWS
         if lone:
-            admission.check_lone_rows(generation_config, model_kwargs, options.keep_cache)
-        if lone:
-            # made for the whole batch, of which every row gets an empty copy
-            cache, self.returns_cache = None, bool(generation_config.return_dict_in_generate) and self.rows.batch == 1
+            admission.check_lone_rows(generation_config, model_kwargs)
+            if options.keep_cache:
+                admission.check_lone_cache(model, input_ids, generation_config, model_kwargs)
+            # one that `generate` made is for the whole batch, and every row gets an empty copy
+            cache = cache if options.keep_cache else None
+            wanted = bool(generation_config.return_dict_in_generate or options.keep_cache)
+            self.returns_cache = wanted and self.rows.batch == 1
         elif cache is None:
             # `use_cache=False`: block scoring needs one all the same, and nobody sees it
             admission.check_outputs_without_cache(generation_config)

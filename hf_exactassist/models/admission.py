@@ -157,20 +157,39 @@ def check_padding(attention_mask: torch.Tensor | None) -> None:
         )
 
 
-def check_lone_rows(generation_config: GenerationConfig, model_kwargs: dict[str, Any], keeps_cache: bool) -> None:
+def check_lone_rows(generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
     """Refuses what is not defined yet where every row runs alone.
 
     Raises:
         UnsupportedArgument: attentions, hidden states or prompt embeddings.
-        UnsupportedCache: a cache of the caller's.
     """
     why = "The rows of this model run one by one over caches of their own"
     wanted = [name for name in inputs.OUTPUT_FLAGS if model_kwargs.get(name)]
     if wanted or model_kwargs.get("inputs_embeds") is not None:
         what = " and ".join(wanted) or "inputs_embeds"
         raise UnsupportedArgument(f"{why}, where `{what}` is not supported with an assistant: leave it out.")
-    if keeps_cache:
-        raise UnsupportedCache(f"{why}: leave out the cache that is passed in, or drop the assistant for this call.")
+
+
+def check_lone_cache(
+    model: PreTrainedModel, input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> None:
+    """Refuses caches of the caller's where every row runs alone, but for one row whose whole text is passed.
+
+    Raises:
+        UnsupportedCache: several rows, a cache without attention layers, or a part of the text.
+    """
+    cache: Any = model_kwargs.get(compat.cache_argument(model))
+    mask = model_kwargs.get("attention_mask")
+    read = getattr(generation_config, "_mask_length", None) if mask is None else mask.shape[1]
+    way_out = "or drop the assistant for this call."
+    why = "The rows of this model run one by one over caches of their own"
+    strategy = admit(model, needs_rows_alone(cache)).strategy
+    if len(input_ids) > 1 or type(cache) not in (DynamicCache, QuantizedCache) or strategy not in (LONE, SERIAL):
+        raise UnsupportedCache(f"{why}: leave out the cache that is passed in, {way_out}")
+    if cache.layers and all(cache.is_linear):
+        raise UnsupportedCache(f"A recurrent state does not say which tokens it has read: leave it out, {way_out}")
+    if cache.layers and cache.get_seq_length() and read != input_ids.shape[1]:
+        raise UnsupportedCache(f"{why}: pass the whole text with the cache, not only its new part, {way_out}")
 
 
 def check_outputs_without_cache(generation_config: GenerationConfig) -> None:

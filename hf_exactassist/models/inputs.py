@@ -67,6 +67,9 @@ def shown_to(assistant: PreTrainedModel, arguments: dict[str, Any]) -> dict[str,
     Raises:
         UnsupportedArgument: the assistant takes only some of them, or they have become the target's own features.
     """
+    if compat.reads_encoder(assistant):
+        # an encoder reads them
+        return {}
     taken, given = compat.forward_parameters(assistant), shown(assistant, arguments)
     if not given.keys() & taken:
         return {}

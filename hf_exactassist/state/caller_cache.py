@@ -25,7 +25,10 @@ class CallerCache:
     def __init__(self, cache: Any) -> None:
         self.cache = cache
         # prefill makes new tensors, so holding on to the old ones is a snapshot without a copy
-        self._before = [{name: getattr(layer, name, None) for name in _FIELDS} for layer in self._own_layers]
+        self._before: list[dict[str, Any]] = [
+            {name: getattr(layer, name, None) for name in _FIELDS} for layer in self._own_layers
+        ]
+        self._owned = list(self._own_layers)
         self.layers: list[Any] = list(self._own_layers)
         self._prepared: list[dict[str, Any]] = []
 
@@ -56,12 +59,12 @@ class CallerCache:
 
     def restore(self) -> None:
         """Puts the content from before the call back."""
-        for layer, before in zip(self._own_layers, self._before, strict=False):
+        for layer, before in zip(self._owned, self._before, strict=True):
             for name, value in before.items():
                 if hasattr(layer, name):
                     setattr(layer, name, value)
-        # layers that the call added lazily
-        del self._own_layers[len(self._before) :]
+        # without layers that the call added lazily
+        self._own_layers[:] = self._owned
 
     def fill(self, rows: RowCache, length: int) -> DynamicCache | None:
         """Hands over the first `length` slots of every row. Interrupted, it can be called again.
@@ -74,14 +77,34 @@ class CallerCache:
             `DynamicCache`: the caller's object.
         """
         self._own_layers[:] = self.layers
-        for theirs, prepared, layer in zip(self.layers, self._prepared, rows.layers, strict=True):
+        for number, (prepared, layer) in enumerate(zip(self._prepared, rows.layers, strict=True)):
             # one that has been handed over before an interruption
             if not layer.is_initialized or layer.keys is None:
                 continue
-            vars(theirs).update({name: value for name, value in prepared.items() if name not in ("keys", "values")})
-            _grow(theirs, layer, length)
+            attributes = {name: value for name, value in prepared.items() if name not in ("keys", "values")}
+            vars(self.layers[number]).update(attributes)
+            self._grow(number, layer, length)
             layer.keys = layer.values = None
         return self.cache
+
+    def adopt(self, past: Any) -> Any:
+        """Hands over the cache of a row that ran alone over a copy: in the caller's object, if there is one."""
+        if self.cache is None:
+            return past
+        self.cache.layers[:] = past.layers
+        return self.cache
+
+    def _grow(self, number: int, layer: RowLayer, length: int) -> None:
+        """Gives a dynamic layer the first `length` slots of all rows, or those of them that a window leaves."""
+        theirs, first = self._own_layers[number], 0
+        if theirs.is_sliding:
+            first = max(length - theirs.sliding_window + 1, 0)
+            if getattr(theirs, "record_past", False):
+                # keeps what it had and all that came, so that the caller can crop it
+                before = self._before[number]
+                first = before["cumulative_length"] - (0 if before["keys"] is None else before["keys"].shape[2])
+            theirs.cumulative_length = length
+        theirs.keys, theirs.values = (part[:, :, first:length].contiguous() for part in (layer.keys, layer.values))
 
 
 class CopiedCache(CallerCache):
@@ -171,7 +194,7 @@ class CopiedCache(CallerCache):
             if isinstance(theirs, StaticLayer):
                 self._write(number, layer, length)
             else:
-                _grow(theirs, layer, length)
+                self._grow(number, layer, length)
             if self._offloads(theirs):
                 theirs.offload()
             else:
@@ -212,15 +235,6 @@ class _OffloadedLayer(DynamicLayer):
         keys, values = super().update(key_states, value_states)
         self.keys, self.values = keys.cpu(), values.cpu()
         return keys, values
-
-
-def _grow(theirs: Any, layer: RowLayer, length: int) -> None:
-    """Gives a dynamic layer the first `length` slots of all rows, or those of them that a window leaves."""
-    kept = slice(0, length)
-    if theirs.is_sliding:
-        kept = slice(max(length - theirs.sliding_window + 1, 0), length)
-        theirs.cumulative_length = length
-    theirs.keys, theirs.values = layer.keys[:, :, kept].contiguous(), layer.values[:, :, kept].contiguous()
 
 
 def _last(states: torch.Tensor, length: int) -> torch.Tensor:

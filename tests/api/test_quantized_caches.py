@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 import torch
+from transformers import QuantizedCache
 
 import hf_exactassist
 from hf_exactassist.models import compat
@@ -83,6 +84,20 @@ def test_returned_cache_goes_on_as_the_plain_one(target, cache):
         assert held.get_seq_length() == output.sequences.shape[1] - 1
         logits.append(target(output.sequences[:, -1:], **{compat.CACHE_ARGUMENT: held}).logits)
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
+
+
+def test_a_cache_that_is_passed_in_holds_the_whole_text(target, cache):
+    inputs, config = prompts([9]), cache["cache_config"]
+    held = {door: QuantizedCache(config=target.config, **config) for door in ("plain", "ours")}
+    plain = target.generate(**inputs, **GREEDY, **{compat.CACHE_ARGUMENT: held["plain"]})
+    settings = {**GREEDY, compat.CACHE_ARGUMENT: held["ours"]}
+    ours = hf_exactassist.generate(target, **inputs, **settings, assistant_model=noisy(target, 0.008))
+    assert ours.tolist() == plain.tolist()
+    last = [target(plain[:, -1:], **{compat.CACHE_ARGUMENT: part}).logits for part in held.values()]
+    torch.testing.assert_close(*last, atol=1e-4, rtol=1e-4)
+    with pytest.raises(hf_exactassist.UnsupportedCache, match="one by one"):
+        held = {compat.CACHE_ARGUMENT: QuantizedCache(config=target.config, **config)}
+        hf_exactassist.generate(target, **prompts([9, 4]), **GREEDY, **held, assistant_model=noisy(target, 0.008))
 
 
 def test_law_over_a_quantized_cache(cache):

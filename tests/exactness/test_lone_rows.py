@@ -248,15 +248,81 @@ def test_the_cache_of_one_row_comes_back_and_continues():
                     assert torch.allclose(getattr(one, state)[i], part, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["gpt_neo", "bloom", "lfm2"])
+@pytest.mark.parametrize("hows", ["pa", "ap", "aa"])
+def test_a_passed_cache_of_one_row_continues(kind, hows):
+    """Plain and assisted turns over one object, each with the whole text."""
+    model = built(kind)
+    assistant = noisy(model, NOISE[kind])
+
+    def run(hows):
+        cache, given = hf.DynamicCache(config=model.config), prompts([6])
+        for turn, how in enumerate(hows):
+            settings = {**GREEDY, "max_new_tokens": 12, compat.CACHE_ARGUMENT: cache}
+            if how == "p":
+                ids = model.generate(**given, **settings)
+            else:
+                ids = hf_exactassist.generate(model, **given, **settings, assistant_model=assistant)
+            said = torch.cat([ids, prompts([3], seed=turn + 5)["input_ids"]], dim=1)
+            given = {"input_ids": said, "attention_mask": torch.ones_like(said)}
+        assert cache.get_seq_length() == ids.shape[1] - 1
+        return ids, cache
+
+    (expected, theirs), (ids, mine) = run("pp"), run(hows)
+    assert torch.equal(ids, expected)
+    for one, other in zip(mine.layers, theirs.layers, strict=True):
+        assert type(one) is type(other) and vars(one).keys() == vars(other).keys()
+    for one, other in zip(state_of(mine), state_of(theirs), strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_after_an_error_a_passed_cache_is_as_before(filled):
+    model, given, cache = built("lfm2"), prompts([6]), hf.DynamicCache(config=built("lfm2").config)
+    if filled:
+        ids = model.generate(**given, **GREEDY, **{compat.CACHE_ARGUMENT: cache})
+        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    before = state_of(cache)
+
+    def criterion(ids, scores):
+        if ids.shape[1] > given["input_ids"].shape[1] + 5:
+            raise Broken
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    settings = {**GREEDY, "assistant_model": noisy(model, 0.1), compat.CACHE_ARGUMENT: cache}
+    with pytest.raises(Broken):
+        hf_exactassist.generate(model, **given, **settings, stopping_criteria=[criterion])
+    assert same(state_of(cache), before)
+
+
+def test_a_passed_cache_of_one_row_needs_the_whole_text():
+    model, cache = built("lfm2"), hf.DynamicCache(config=built("lfm2").config)
+    ids = model.generate(**prompts([6]), **GREEDY, **{compat.CACHE_ARGUMENT: cache})
+    given = {"input_ids": ids[:, -1:], "attention_mask": torch.ones_like(ids)}
+    with pytest.raises(hf_exactassist.UnsupportedCache, match="pass the whole text"):
+        settings = {**GREEDY, "assistant_model": noisy(model, 0.1), compat.CACHE_ARGUMENT: cache}
+        hf_exactassist.generate(model, **given, **settings)
+
+
+def test_a_passed_cache_of_recurrent_states_is_refused():
+    """It does not know its length, so plain `generate` would read the whole text into it again."""
+    model = built("mamba")
+    if compat.cache_argument(model) != compat.CACHE_ARGUMENT:
+        return  # earlier releases call it differently
+    cache = hf.DynamicCache(config=model.config)
+    with pytest.raises(hf_exactassist.UnsupportedCache, match="leave it out"):
+        settings = {**GREEDY, "assistant_model": noisy(model, 0.1), compat.CACHE_ARGUMENT: cache}
+        hf_exactassist.generate(model, **prompts([6]), **settings)
+
+
 def test_what_is_not_defined_for_lone_rows_is_refused(kind, target):
     inputs, settings = prompts([6]), {**GREEDY, "assistant_model": tiny(), "return_dict_in_generate": True}
     with pytest.raises(hf_exactassist.UnsupportedArgument, match="one by one"):
         hf_exactassist.generate(target, **inputs, **settings, output_hidden_states=True)
     if kind == "openai" or compat.cache_argument(target) != compat.CACHE_ARGUMENT:
         return  # takes no cache, or calls it differently
-    cache = hf.DynamicCache()
     with pytest.raises(hf_exactassist.UnsupportedCache, match="one by one|Dynamic"):
-        hf_exactassist.generate(target, **inputs, **settings, **{compat.CACHE_ARGUMENT: cache})
+        hf_exactassist.generate(target, **prompts([6, 4]), **settings, **{compat.CACHE_ARGUMENT: hf.DynamicCache()})
 
 
 # --- snapshots
