@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -291,7 +292,8 @@ def admit(model: PreTrainedModel, alone: bool = False) -> Admission:
 
 def _choose(model: PreTrainedModel, attention: str, alone: bool) -> tuple[str, str]:
     """The best way to run a model, and why none better; no way and why not."""
-    reason = "its cache is one of single rows." if alone else _surface(model, attention) or probes.probe_ragged(model)
+    reason = "its cache is one of single rows." if alone else _surface(model, attention)
+    reason = reason or probes.asked(probes.probe_ragged, model)
     if not reason:
         return ROWS, ""
     if getattr(model, "_is_stateful", False) and probes.keeps_state_in_modules(model):
@@ -310,7 +312,8 @@ def _choose(model: PreTrainedModel, attention: str, alone: bool) -> tuple[str, s
         # what it does at each step may depend on more than a probe sees
         ways = [way for way in ways if way[1] is probes.STEPS]
     for strategy, rounds in ways:
-        failure = probes.probe_lone(model, strategy in (LONE, SERIAL), rounds)
+        probe = functools.partial(probes.probe_lone, cached=strategy in (LONE, SERIAL), rounds=rounds)
+        failure = probes.asked(probe, model)
         if not failure:
             more = f" Rows alone cannot be scored in blocks: {failures[0]}" if failures else ""
             return strategy, reason + more

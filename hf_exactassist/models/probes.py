@@ -11,7 +11,7 @@ import copy
 import io
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
 from ..memory import is_out_of_memory
-from . import compat
+from . import compat, finer
 from .lone_rows import LoneRows
 from .runner import RowRunner
 
@@ -37,6 +37,33 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(verbosity)
+
+
+class Differs(str):
+    """A failure that rounding may explain."""
+
+
+def asked(probe: Callable[[PreTrainedModel], str], model: PreTrainedModel) -> str:
+    """What a probe says of a model; where rounding may explain its failure, what it says of finer copies.
+
+    Args:
+        probe (`Callable[[PreTrainedModel], str]`): returns what is wrong, or nothing.
+        model (`PreTrainedModel`): the model.
+
+    Returns:
+        `str`: what is wrong, if anything.
+    """
+    failure = probe(model)
+    for dtype in finer.FINER.get(model.dtype, ()):
+        copied = finer.computing_in(dtype, model) if isinstance(failure, Differs) else None
+        if copied is None:
+            break
+        said = probe(copied)
+        if said and not isinstance(said, Differs):
+            # not every model can compute in every dtype
+            break
+        failure = said
+    return failure
 
 
 # the probe's rows: a padded and an unpadded prompt, then ragged blocks after unequal acceptance
@@ -91,7 +118,7 @@ def probe_ragged(model: PreTrainedModel) -> str:
                 raise
             what = f"{type(error).__name__}: {error}"
             return f"scoring a block of tokens per row failed ({what})."
-    bound = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.25
+    bound = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1
     # one by one: `max` may pass over a NaN
     if all(difference <= bound for difference in differences):
         return ""
@@ -100,7 +127,7 @@ def probe_ragged(model: PreTrainedModel) -> str:
             "its scores hold NaN, perhaps for padded prompts only. Check its weights, load it with "
             '`attn_implementation="sdpa"`, or drop the assistant for this call.'
         )
-    return (
+    return Differs(
         f"rows scored in blocks differ from rows scored alone by {max(differences):.2g} standard deviations of a "
         "logit."
     )
@@ -227,7 +254,7 @@ def probe_lone(model: PreTrainedModel, cached: bool, rounds: Any) -> str:
     worst = [float(difference / scale) for difference in differences]
     if all(difference <= bound for difference in worst):
         return ""
-    return f"they differ from plain steps by {max(worst):.2g} standard deviations of a logit."
+    return Differs(f"they differ from plain steps by {max(worst):.2g} standard deviations of a logit.")
 
 
 @torch.no_grad()

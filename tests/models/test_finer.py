@@ -1,0 +1,75 @@
+"""Where rounding hides whether a way to run a model is right, its own weights in a finer dtype decide."""
+
+import copy
+
+import pytest
+import torch
+
+import hf_exactassist
+from hf_exactassist.models import admission, finer, probes
+from hf_exactassist.models.runner import RowRunner
+from tests.tiny import noisy, prompts, tiny
+
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def rounding(dtype=torch.bfloat16):
+    """A model that rounds by the shape of its forward: far in half precision, not at all in a finer one."""
+    model = tiny().to(dtype)
+    model.lm_head.register_forward_hook(_shape_matters)
+    return model
+
+
+def _shape_matters(module, inputs, output):
+    return output * (1 + 0.3 * output.shape[1]) if output.dtype in HALVES else output
+
+
+def test_rounding_alone_does_not_keep_a_model_from_ragged_rows():
+    model = rounding()
+    assert isinstance(probes.probe_ragged(model), probes.Differs), "it must round too much for a first opinion"
+    assert admission.admit(model).strategy == "ragged rows"
+    output = hf_exactassist.generate(
+        model, **prompts([5, 3]), max_new_tokens=6, assistant_model=noisy(model, 0.01), return_dict_in_generate=True
+    )
+    assert output.assist_stats.serial is None and output.assist_stats.drafted
+
+
+def test_a_wrong_way_is_not_taken_for_rounding(monkeypatch):
+    right = RowRunner._mask
+    monkeypatch.setattr(RowRunner, "_mask", lambda *args: torch.ones_like(right(*args)))
+    assert admission.admit(rounding()).strategy == "row by row"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_copies_compute_as_converted_models_do_and_leave_the_weights_alone(dtype, architecture):
+    model = tiny(architecture).to(dtype)
+    before = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in model.state_dict().items()}
+    ids = torch.tensor([[5, 9, 3, 4]])
+    for finer_dtype in finer.FINER[dtype]:
+        copied = finer.computing_in(finer_dtype, model)
+        with torch.no_grad():
+            got, expected = copied(ids).logits, copy.deepcopy(model).to(finer_dtype)(ids).logits
+        assert got.dtype == finer_dtype and copied.dtype == finer_dtype
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    assert model.dtype == dtype
+    for name, tensor in model.state_dict().items():
+        assert tensor.data_ptr() == before[name][0] and torch.equal(tensor, before[name][1])
+
+
+def test_weights_are_put_back_after_a_forward_that_fails():
+    model = rounding()
+    copied = finer.computing_in(torch.float32, model)
+    with pytest.raises(IndexError):
+        copied(torch.tensor([[10**6]]))
+    assert {parameter.dtype for name, parameter in copied.named_parameters() if name != "dtype"} == {torch.bfloat16}
+
+
+def test_there_is_no_copy_of_packed_or_absent_weights():
+    model = tiny()
+    model.lm_head.register_buffer("packed", torch.zeros(3, dtype=torch.uint8))
+    assert finer.computing_in(torch.float64, model) is None
+    with torch.device("meta"):
+        absent = tiny()
+    assert finer.computing_in(torch.float64, absent) is None
