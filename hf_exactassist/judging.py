@@ -14,7 +14,7 @@ from .randomness import ACCEPT, ORDINARY, TERMINAL, Noise, SharedNoise, default_
 from .records import Draft, Spent, Uniforms, Verdict
 from .state.rows import Rows
 from .verification.coupling import verify_sampled
-from .verification.greedy import verify_greedy
+from .verification.greedy import near_ties, verify_greedy
 from .verification.shared_noise import verify_shared
 
 
@@ -26,6 +26,7 @@ class Judge:
         options (`Options`): coupling, seed, generator and row identities.
         rows (`Rows`): the rows of the call.
         vocabulary (`int`): columns of the scores.
+        dtype (`torch.dtype`): what the target computes in.
 
     Attributes:
         coupling (`str`): `"greedy"`, `"maximal"` or `"shared_noise"`.
@@ -36,8 +37,10 @@ class Judge:
         InvalidArgument: row identities or generator do not fit the batch.
     """
 
-    def __init__(self, do_sample: bool, options: Options, rows: Rows, vocabulary: int) -> None:
-        self.rows = rows
+    def __init__(
+        self, do_sample: bool, options: Options, rows: Rows, vocabulary: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.rows, self._dtype = rows, dtype
         self.coupling = options.coupling if do_sample else "greedy"
         self.identities = list(range(rows.batch) if options.row_ids is None else options.row_ids)
         if len(self.identities) != rows.batch:
@@ -99,6 +102,22 @@ class Judge:
             ordinary = self.noise.block(ORDINARY, [active[i] for i in plain], [positions[i] for i in plain], 1)
             terminal[plain, :1] = ordinary
         return Uniforms(self.noise.block(ACCEPT, active, positions, width), terminal)
+
+    def near_ties(self, scores: torch.Tensor, published: Sequence[int]) -> int:
+        """How many of a round's published tokens were chosen greedily by no more than rounding in half precision.
+
+        Args:
+            scores (`torch.Tensor` of shape `(A, K + 1, V)`): the target's processed scores.
+            published (`Sequence[int]`): tokens each row publishes.
+
+        Returns:
+            `int`: 0 for wider dtypes and where the call samples.
+        """
+        if self.coupling != "greedy" or self._dtype not in (torch.float16, torch.bfloat16) or scores.shape[-1] < 2:
+            return 0
+        places = torch.arange(scores.shape[1], device=scores.device)
+        reached = places < torch.tensor(published, device=scores.device)[:, None]
+        return int((near_ties(scores, self._dtype) & reached).sum())
 
     def spent(self, draft: Draft, accepted: Sequence[int], published: Sequence[int]) -> tuple[Spent, ...]:
         """How many numbers decided something in a round: those of what was reached before a row's stop.

@@ -80,6 +80,7 @@ class Commit:
         tokens (`tuple[tuple[int, ...], ...]`): the tokens published for each row.
         stops (`tuple[int | None, ...]`): length in columns at which a stopping criterion first held, `None` if none
             did.
+        near_ties (`int`): published tokens whose choice hung on rounding in half precision.
     """
 
     rows: tuple[int, ...]
@@ -87,6 +88,7 @@ class Commit:
     accepted: tuple[int, ...]
     tokens: tuple[tuple[int, ...], ...]
     stops: tuple[int | None, ...]
+    near_ties: int = field(default=0, kw_only=True)
 
 
 class Spent(NamedTuple):

@@ -123,7 +123,7 @@ class Session:
         self.processors = ProcessorPipeline(logits_processor, input_ids, vocabulary)
         self.log = None if options.telemetry is None else AcceptanceLog(options.telemetry)
         # last of all that may refuse, as it may draw a seed
-        self.judging = Judge(bool(generation_config.do_sample), options, self.rows, vocabulary)
+        self.judging = Judge(bool(generation_config.do_sample), options, self.rows, vocabulary, model.dtype)
         self.schedule.start()
         self.drafter.start(
             DraftingContext(
@@ -408,6 +408,7 @@ class Session:
             stops,
             self.judging.spent(draft, accepted, [len(row) for row in kept]),
             self.processors.state_hash,
+            self.judging.near_ties(scores, [len(row) for row in kept]),
         )
         self.listeners.staged[commit] = self._deliveries(commit, draft, scores)
         return commit

@@ -21,6 +21,8 @@ class AssistStats:
         accepted_by_position (`list[int]`): how often draft position `i` was accepted and published.
         target_forwards (`int`): target forward passes, the prefill included; filling the cache for the caller is not.
         draft_forwards (`int`): assistant forward passes, its prefill included; 0 for drafters without a model.
+        near_ties (`int`): greedily published tokens whose two best scores lie within two units in the last place of a
+            half-precision target: there a block can round to another token than plain `generate`.
         serial (`str`, *optional*): why the target was decoded token by token, if drafts cannot help it.
     """
 
@@ -32,6 +34,7 @@ class AssistStats:
     accepted_by_position: list[int] = field(default_factory=list)
     target_forwards: int = 0
     draft_forwards: int = 0
+    near_ties: int = 0
     serial: str | None = None
 
     @property
@@ -57,6 +60,7 @@ class AssistStats:
         more = replace(self, drafted_by_position=[*self.drafted_by_position])
         more.accepted_by_position = [*self.accepted_by_position]
         more.rounds += is_round
+        more.near_ties += commit.near_ties
         for drafted, accepted, tokens in zip(commit.drafted, commit.accepted, commit.tokens, strict=True):
             kept = min(accepted, len(tokens))
             more.published += len(tokens)

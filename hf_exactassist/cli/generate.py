@@ -15,7 +15,7 @@ import typer
 from . import loading
 from .console import CommandError, UsageError, counting, quiet_libraries, reports_errors, say
 from .prompts import read_prompts
-from .report import add, counters, summary
+from .report import counters, summary
 
 
 _sampling = partial(typer.Option, rich_help_panel="Sampling")
@@ -267,7 +267,7 @@ class _Run:
             columns = listener.columns if isinstance(listener, _Columns) else []
             return [self.result(list(tokens), "interrupted", None) for tokens in zip(*columns, strict=True)], True
         seconds = time.perf_counter() - began
-        add(self.total, output.assist_stats)
+        self.total += output.assist_stats
         self.seconds += seconds
         stats = {"prompts": len(rows), **counters(output.assist_stats, seconds)}
         return [self.result(row, "length", stats) for row in output.sequences[:, width:].tolist()], False

@@ -26,26 +26,14 @@ def counters(stats: AssistStats, seconds: float) -> dict[str, Any]:
     }
 
 
-def add(total: AssistStats, stats: AssistStats) -> None:
-    """Adds the counters of a call to a total."""
-    for name, value in vars(stats).items():
-        if isinstance(value, list):
-            mine = getattr(total, name)
-            mine += [0] * (len(value) - len(mine))
-            for i, count in enumerate(value):
-                mine[i] += count
-        elif isinstance(value, int):
-            setattr(total, name, getattr(total, name) + value)
-    total.serial = total.serial or stats.serial
-
-
 def summary(stats: AssistStats, seconds: float) -> str:
     """The counters in a line."""
     rate = stats.published / seconds if seconds else 0.0
     tokens = "1 token" if stats.published == 1 else f"{stats.published} tokens"
     if stats.serial:
         return f"{tokens} in {seconds:.2f} s ({rate:.1f}/s), token by token: drafts cannot help this model"
+    ties = f", {stats.near_ties} at a near tie" if stats.near_ties else ""
     return (
         f"{tokens} in {seconds:.2f} s ({rate:.1f}/s), {stats.target_forwards} target forwards, {stats.accepted} of "
-        f"{stats.drafted} drafted tokens accepted, {accepted_per_round(stats):.2f} per round"
+        f"{stats.drafted} drafted tokens accepted, {accepted_per_round(stats):.2f} per round{ties}"
     )

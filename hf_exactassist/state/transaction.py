@@ -29,6 +29,7 @@ def stage(
     stops: tuple[int | None, ...],
     spent: Sequence[Spent],
     processors: str,
+    near_ties: int = 0,
 ) -> RoundCommit:
     """Makes the record of a round; nothing is changed.
 
@@ -47,6 +48,7 @@ def stage(
         stops (`tuple`): see [`~hf_exactassist.records.Commit`].
         spent (`Sequence[Spent]`): numbers used up by each row in this round.
         processors (`str`): hash of the processors' state.
+        near_ties (`int`): see [`~hf_exactassist.records.Commit`].
 
     Returns:
         `RoundCommit`: the record.
@@ -88,6 +90,7 @@ def stage(
         spent_after=tuple(a.plus(b) for a, b in zip(before, spent, strict=True)),
         processors_before=processors,
         processors_after=processors,
+        near_ties=near_ties,
     )
 
 

@@ -8,6 +8,22 @@ from ..records import Draft, Verdict
 from .coupling import accepted_prefix, take_row
 
 
+def near_ties(scores: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Where rounding may decide which score is the largest: the two best lie within two units in the last place.
+
+    Args:
+        scores (`torch.Tensor` of shape `(..., V)`): processed target scores, of at least two tokens.
+        dtype (`torch.dtype`): what the target computes in.
+
+    Returns:
+        `torch.BoolTensor` of shape `(...)`.
+    """
+    best, second = scores.topk(2, dim=-1).values.unbind(dim=-1)
+    exponent = torch.frexp(best.abs()).exponent - 1
+    unit = torch.ldexp(torch.full_like(best, torch.finfo(dtype).eps), exponent)
+    return best - second <= 2 * unit
+
+
 def verify_greedy(scores: torch.Tensor, draft: Draft) -> Verdict:
     """Accepts the longest prefix of arg-max tokens; the terminal token is the arg-max after it.
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hf_exactassist.records import Draft, Uniforms
 from hf_exactassist.verification.coupling import verify_sampled
-from hf_exactassist.verification.greedy import verify_greedy
+from hf_exactassist.verification.greedy import near_ties, verify_greedy
 
 
 INF = math.inf
@@ -115,3 +115,20 @@ def test_0x02D_the_sampled_rule_with_all_mass_on_one_token_is_the_greedy_rule(ba
     sampled, greedy = verify_sampled(scores, draft, noise), verify_greedy(scores, draft)
     assert torch.equal(sampled.accepted, greedy.accepted)
     assert torch.equal(sampled.terminal, greedy.terminal)
+
+
+@pytest.mark.parametrize(
+    ("best", "second", "dtype", "tie"),
+    [
+        # units in the last place: 0.125 for 16 to 32 in bfloat16, a hundredth of a half of 4 in float16
+        (20.0, 19.75, torch.bfloat16, True),
+        (20.0, 19.7, torch.bfloat16, False),
+        (-20.0, -20.25, torch.bfloat16, True),
+        (4.0, 4.0 - 2**-7, torch.float16, True),
+        (4.0, 4.0 - 2**-6, torch.float16, False),
+        (0.0, 0.0, torch.bfloat16, True),
+        (1.0, -INF, torch.bfloat16, False),
+    ],
+)
+def test_near_ties_are_two_units_in_the_last_place(best, second, dtype, tie):
+    assert near_ties(torch.tensor([[second, best, -100.0]]), dtype).tolist() == [tie]
