@@ -29,6 +29,7 @@ class Scorer:
         caller_cache (`CallerCache`): the cache to take the prompt's states from, and to hand all of them back to.
         keeps_ended (`bool`): whether states of finished rows are kept, because the caller gets a cache.
         alone (`bool`): whether every row must run over a cache of its own.
+        keeps_all (`bool`): whether layers with a window keep what nobody sees any more.
 
     Attributes:
         target (`RowRunner` or `LoneRows`): the model with its row-addressed cache.
@@ -45,11 +46,12 @@ class Scorer:
         caller_cache: CallerCache,
         keeps_ended: bool,
         alone: bool = False,
+        keeps_all: bool = False,
     ) -> None:
         self.rows, self.layout, self.caller_cache, self.keeps_ended = rows, layout, caller_cache, keeps_ended
         self.held = rows.active
-        self._alone = alone
-        self.target = admission.runner_for(model, alone=alone)
+        self._storage = {"alone": alone, "keeps_all": keeps_all}
+        self.target = admission.runner_for(model, **self._storage)
         self.shift = 0
         self.first: Any = None
         # outputs after the frontier, and the generation whose frontier that was
@@ -74,7 +76,7 @@ class Scorer:
             self.first = outputs
         except BaseException:
             # half-read prompts are no state to go on from
-            self.target = admission.runner_for(self.target.model, alone=self._alone)
+            self.target = admission.runner_for(self.target.model, **self._storage)
             self.first = None
             self.caller_cache.restore()
             raise

@@ -115,7 +115,11 @@ class Session:
             self.returns_cache = bool(generation_config.return_dict_in_generate or user_defined)
         embeds, encoded = model_kwargs.get("inputs_embeds"), model_kwargs.get("encoder_outputs")
         self.caller_cache = keeper(cache)
-        self.scorer = Scorer(model, self.rows, options.layout, self.caller_cache, self.returns_cache, alone)
+        # attentions are as wide as the text, and a caller's cache may be too
+        keeps_all = bool(model_kwargs.get("output_attentions")) or (
+            not lone and self.returns_cache and self.caller_cache.wants_all(compat.layer_windows(model))
+        )
+        self.scorer = Scorer(model, self.rows, options.layout, self.caller_cache, self.returns_cache, alone, keeps_all)
         self.recorder = StepRecorder(generation_config, self.rows, encoded)
         vocabulary = compat.head_size(model)
         example = None if self.recorder.scores is None else (torch.zeros(self.rows.batch, vocabulary),)

@@ -321,20 +321,23 @@ def _choose(model: PreTrainedModel, attention: str, alone: bool) -> tuple[str, s
     return "", f"{reason} Nor can rows be run alone: {failures[0]} Drop the assistant for this call."
 
 
-def runner_for(model: PreTrainedModel, position_limit: int | None = None, alone: bool = False) -> RowRunner | LoneRows:
+def runner_for(
+    model: PreTrainedModel, position_limit: int | None = None, alone: bool = False, keeps_all: bool = False
+) -> RowRunner | LoneRows:
     """What runs an admitted model.
 
     Args:
         model (`PreTrainedModel`): the model.
         position_limit (`int`, *optional*): see [`RowRunner`].
         alone (`bool`): whether every row must run over a cache of its own.
+        keeps_all (`bool`): see [`RowRunner`].
 
     Returns:
         `RowRunner` or `LoneRows`: by the model's strategy.
     """
     strategy = admit(model, alone).strategy
     if strategy == ROWS:
-        return RowRunner(model, position_limit)
+        return RowRunner(model, position_limit, keeps_all)
     return LoneRows(model, strategy in (LONE, SERIAL), position_limit)
 
 

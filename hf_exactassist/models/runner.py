@@ -20,17 +20,18 @@ class RowRunner:
         model (`PreTrainedModel`): an admitted model.
         position_limit (`int`, *optional*): positions from here on are read as the last one. For rows that are carried
             along although nothing is wanted of them any more.
+        keeps_all (`bool`): whether layers with a window keep what nobody sees any more.
 
     Attributes:
         cache (`RowCache`): `cache.lengths[b]` slots of row `b` are valid.
         forwards (`int`): forward passes so far.
     """
 
-    def __init__(self, model: PreTrainedModel, position_limit: int | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, position_limit: int | None = None, keeps_all: bool = False) -> None:
         self.model = model
         self.position_limit = position_limit
         self.device = compat.model_device(model, torch.device("cpu"))
-        self.cache = RowCache(compat.layer_windows(model))
+        self.cache = RowCache(compat.layer_windows(model), keeps_all)
         self.forwards = 0
         self._layer_types = sorted(set(getattr(compat.text_config(model), "layer_types", None) or ()))
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
@@ -156,10 +157,20 @@ class RowRunner:
         return self._mask(slots, windows.pop())
 
     def _mask(self, slots: torch.Tensor, window: int | None) -> torch.Tensor:
-        visible = visibility(slots, torch.arange(self.cache.plan.end, device=slots.device), window)
-        if self._valid is not None:
-            prompt = min(self._valid.shape[1], visible.shape[-1])
-            visible[..., :prompt] &= self._valid[:, None, :prompt]
+        ring = None if window is None else self.cache.rings.get(window)
+        if ring is not None and self.cache.plan.end > ring.size:
+            held = ring.held[:, None]
+            visible = visibility(slots, held, window) & (held >= 0)
+            if self._valid is not None:
+                prompt = self._valid.shape[1]
+                visible &= (held >= prompt) | self._valid[:, None].expand(-1, 1, -1).gather(
+                    2, held.clamp(0, prompt - 1)
+                )
+        else:
+            visible = visibility(slots, torch.arange(self.cache.plan.end, device=slots.device), window)
+            if self._valid is not None:
+                prompt = min(self._valid.shape[1], visible.shape[-1])
+                visible[..., :prompt] &= self._valid[:, None, :prompt]
         visible = visible[:, None]
         if not self._additive_masks:
             return visible

@@ -3,6 +3,7 @@
 A slot is a column of the returned sequences. A forward writes the rows it is given to the slots named beforehand
 ([`RowCache.aim`]) and reads the slots up to the highest one written; a ready 4-D mask hides what a query may not see.
 So going back is forgetting a length: no copy, no padding; stale slots are overwritten before any query can see them.
+Layers with a sliding window store slots in a [`Ring`], since older ones are never seen again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from .ring import Ring
+
 
 @dataclass(frozen=True)
 class RowStates:
@@ -20,7 +23,8 @@ class RowStates:
 
     Attributes:
         tokens (`torch.LongTensor` of shape `(length,)`): the tokens the slots were made from.
-        layers (`list`): keys and values `(heads, length, dim)` per layer, `None` for a layer that stores nothing.
+        layers (`list`): keys and values `(heads, n, dim)` of the last slots per layer: all of them, or what a window
+            leaves; `None` for a layer that stores nothing.
     """
 
     tokens: torch.Tensor
@@ -43,23 +47,25 @@ class WritePlan:
 
 
 class RowLayer(CacheLayerMixin):
-    """Keys and values of one layer, `(B, heads, capacity, dim)`; every slot below the plan's end is finite.
+    """Keys and values of one layer, `(B, heads, capacity, dim)`; every place below the plan's end is finite.
 
     The storage stays where the loaded states are. That may be main memory while the model runs on a device: a forward
     then brings the slots of one layer there, and only new states go back.
 
     Args:
         plan (`WritePlan`): the plan of the cache this layer belongs to.
-        window (`int`, *optional*): sliding window in tokens. Everything is stored; the mask applies the window.
+        window (`int`, *optional*): sliding window in tokens, which the mask applies.
+        ring (`Ring`, *optional*): where slots stand; everywhere else slot `s` stands at place `s`.
     """
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, plan: WritePlan, window: int | None = None) -> None:
+    def __init__(self, plan: WritePlan, window: int | None = None, ring: Ring | None = None) -> None:
         super().__init__()
         self.plan = plan
         self.window = window
+        self.ring = ring
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Makes empty storage shaped after the first states."""
@@ -72,23 +78,55 @@ class RowLayer(CacheLayerMixin):
         """Takes over states of another cache as the last slots below `length`; a sliding layer may hold fewer."""
         self.lazy_initialization(keys, values)
         self._reserve(length)
-        self.keys[:, :, length - keys.shape[2] : length] = keys
-        self.values[:, :, length - values.shape[2] : length] = values
+        held = min(keys.shape[2], keys.shape[2] if self.ring is None else self.ring.size)
+        places = self.places(length - held, length)
+        self.keys[:, :, places] = keys[:, :, keys.shape[2] - held :]
+        self.values[:, :, places] = values[:, :, values.shape[2] - held :]
+
+    def slots(self, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values `(B, heads, end - first, dim)` of slots in order; a ring holds the last ones alone."""
+        places = self.places(first, end)
+        return self.keys[:, :, places].contiguous(), self.values[:, :, places].contiguous()
+
+    def places(self, first: int, end: int) -> slice | torch.Tensor:
+        """Where slots stand: side by side, unless a ring begins anew among them."""
+        if self.ring is None:
+            return slice(first, end)
+        start = first % self.ring.size
+        if start + end - first <= self.ring.size:
+            return slice(start, start + end - first)
+        return torch.arange(first, end, device=self.keys.device) % self.ring.size
+
+    def lay_out_anew(self, sources: torch.Tensor) -> None:
+        """Moves states after the ring has grown; see [`Ring.grow`]."""
+        sources = sources[:, : self._used].to(self.keys.device).clamp_max(self.keys.shape[2] - 1)
+        rows = torch.arange(len(sources), device=self.keys.device)[:, None]
+        self.keys, self.values = (
+            store[rows, :, sources].transpose(1, 2).contiguous() for store in (self.keys, self.values)
+        )
+
+    @property
+    def _used(self) -> int:
+        """Places below the plan's end."""
+        return self.plan.end if self.ring is None else min(self.plan.end, self.ring.size)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes `(B, heads, W, dim)` states to the planned slots; returns those below the plan's end, beside them."""
+        """Writes `(B, heads, W, dim)` states to the planned slots; returns the places in use, beside them."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self._reserve(self.plan.end)
+        self._reserve(self._used)
+        start = self.plan.start
         for store, states in ((self.keys, key_states), (self.values, value_states)):
-            if self.plan.slots is None:
-                store[:, :, self.plan.start : self.plan.start + states.shape[2]] = states
-            else:
+            if self.plan.slots is not None:
                 rows = torch.arange(states.shape[0], device=store.device)[:, None]
-                store[rows, :, self.plan.slots.to(store.device)] = states.transpose(1, 2).to(store.device)
-        keys, values = (store[:, :, : self.plan.end].to(key_states.device) for store in (self.keys, self.values))
+                slots = self.plan.slots.to(store.device)
+                places = slots if self.ring is None else slots % self.ring.size
+                store[rows, :, places] = states.transpose(1, 2).to(store.device)
+            else:
+                store[:, :, self.places(start, start + states.shape[2])] = states.to(store.device)
+        keys, values = (store[:, :, : self._used].to(key_states.device) for store in (self.keys, self.values))
         return keys, values
 
     def _reserve(self, slots: int) -> None:
@@ -120,16 +158,22 @@ class RowCache(Cache):
 
     Args:
         windows (`Sequence[int | None]`): sliding window of each layer, `None` for full attention.
+        keeps_all (`bool`): whether layers with a window store all slots too.
 
     Attributes:
+        rings (`dict[int, Ring]`): those of the windows; empty if all slots are stored.
         lengths (`list[int]`): valid slots of each row; assign smaller numbers to crop.
         tokens (`torch.LongTensor` of shape `(B, capacity)`): the token each written slot was made from, so that a
             slot can be checked by identity; -1 where a prompt came as embeddings.
     """
 
-    def __init__(self, windows: Sequence[int | None]) -> None:
+    def __init__(self, windows: Sequence[int | None], keeps_all: bool = False) -> None:
         self.plan = WritePlan()
-        super().__init__(layers=[RowLayer(self.plan, window) for window in windows])
+        self.rings = {} if keeps_all else {window: Ring(window) for window in windows if window is not None}
+        rings = [None if window is None else self.rings.get(window) for window in windows]
+        super().__init__(
+            layers=[RowLayer(self.plan, window, ring) for window, ring in zip(windows, rings, strict=True)]
+        )
         self.lengths: list[int] = []
         self.tokens = torch.zeros(0, 0, dtype=torch.long)
 
@@ -144,6 +188,9 @@ class RowCache(Cache):
         unknown = known.new_full((len(input_ids), columns - known.shape[1]), -1)
         self.tokens = torch.cat([unknown, known], dim=1)
         self.lengths = [columns] * len(input_ids)
+        self.plan.end = columns
+        for ring in self.rings.values():
+            ring.begin(self.lengths, input_ids.device)
 
     def note(self, tokens: torch.Tensor) -> None:
         """Names the tokens `(B, W)` that the last forward has written to the planned slots."""
@@ -173,6 +220,13 @@ class RowCache(Cache):
         self.plan.start = first[0]
         self.plan.slots = None if aligned else tensor
         self.plan.end = max(max(row) for row in slots) + 1
+        for ring in self.rings.values():
+            if ring.size - ring.window < tensor.shape[1]:
+                sources = ring.grow(tensor.shape[1])
+                for layer in self.layers:
+                    if layer.ring is ring and layer.is_initialized:
+                        layer.lay_out_anew(sources)
+            ring.write(tensor)
         return tensor
 
     def keep_rows(self, indices: Sequence[int]) -> None:
@@ -182,6 +236,8 @@ class RowCache(Cache):
             if layer.is_initialized:
                 layer.keys = only_rows(layer.keys, indices, before)
                 layer.values = only_rows(layer.values, indices, before)
+        for ring in self.rings.values():
+            ring.held = only_rows(ring.held, indices, before)
         self.tokens = only_rows(self.tokens, indices, before)
         self.lengths = [self.lengths[i] for i in indices]
 
@@ -190,12 +246,7 @@ class RowCache(Cache):
         length = self.lengths[index]
         return RowStates(
             self.tokens[index, :length].clone(),
-            [
-                (layer.keys[index, :, :length].clone(), layer.values[index, :, :length].clone())
-                if layer.is_initialized
-                else None
-                for layer in self.layers
-            ],
+            [_last_of(layer, index, length) if layer.is_initialized else None for layer in self.layers],
         )
 
     def put_rows(self, rows: Sequence[RowStates]) -> None:
@@ -203,16 +254,26 @@ class RowCache(Cache):
         self.lengths = [len(row.tokens) for row in rows]
         capacity = max(self.lengths)
         self.tokens = torch.nn.utils.rnn.pad_sequence([row.tokens for row in rows], True, -1)
+        for ring in self.rings.values():
+            ring.begin(self.lengths, self.tokens.device)
         for number, layer in enumerate(self.layers):
             if not layer.is_initialized:
                 continue
             states = [row.layers[number] for row in rows]
             for part, name in enumerate(("keys", "values")):
                 pieces = [pair[part] for pair in states if pair is not None]
-                store = pieces[0].new_zeros((len(rows), pieces[0].shape[0], capacity, pieces[0].shape[2]))
-                for target, piece in zip(store, pieces, strict=True):
-                    target[:, : piece.shape[1]] = piece
+                places = capacity if layer.ring is None else layer.ring.size
+                store = pieces[0].new_zeros((len(rows), pieces[0].shape[0], places, pieces[0].shape[2]))
+                for target, piece, length in zip(store, pieces, self.lengths, strict=True):
+                    target[:, layer.places(length - piece.shape[1], length)] = piece
                 setattr(layer, name, store)
+
+
+def _last_of(layer: RowLayer, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of one row's first `length` slots, or of those among them that a ring surely holds."""
+    first = 0 if layer.ring is None else max(length - layer.ring.window, 0)
+    places = layer.places(first, length)
+    return layer.keys[row, :, places].clone(), layer.values[row, :, places].clone()
 
 
 def only_rows(table: torch.Tensor, indices: Sequence[int], before: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,6 +36,18 @@ class CallerCache:
     @property
     def _own_layers(self) -> list[Any]:
         return [] if self.cache is None else self.cache.layers
+
+    def wants_all(self, windows: Sequence[int | None]) -> bool:
+        """Whether it holds more of a layer with a window than the window: without a config, or recording its past.
+
+        Args:
+            windows (`Sequence[int | None]`): window of each of the model's layers.
+        """
+        layers = [*self._own_layers, *[None] * (len(windows) - len(self._own_layers))]
+        return any(
+            window is not None and (layer is None or not layer.is_sliding or getattr(layer, "record_past", False))
+            for window, layer in zip(windows, layers, strict=False)
+        )
 
     def lend(self) -> Cache | None:
         """The cache that prefill fills."""
@@ -104,7 +117,7 @@ class CallerCache:
                 before = self._before[number]
                 first = before["cumulative_length"] - (0 if before["keys"] is None else before["keys"].shape[2])
             theirs.cumulative_length = length
-        theirs.keys, theirs.values = (part[:, :, first:length].contiguous() for part in (layer.keys, layer.values))
+        theirs.keys, theirs.values = layer.slots(first, length)
 
 
 class CopiedCache(CallerCache):
@@ -218,8 +231,10 @@ class CopiedCache(CallerCache):
                 first = 0
             theirs.cumulative_length_int = length
         held = min(length, theirs.max_cache_len)
-        for target, states in ((theirs.keys, layer.keys), (theirs.values, layer.values)):
-            target[:, :, first:held] = states[:, :, length - held + first : length]
+        for target, states in zip(
+            (theirs.keys, theirs.values), layer.slots(length - held + first, length), strict=True
+        ):
+            target[:, :, first:held] = states
         # a window that the prompt overfills at once no longer counts there
         if self._prompt <= theirs.max_cache_len:
             theirs.cumulative_length.fill_(held)

@@ -50,7 +50,7 @@ class Table:
 
 def filled(lengths, seed=0):
     """A cache of rows with the given valid lengths."""
-    cache = RowCache(WINDOWS)
+    cache = RowCache(WINDOWS, keeps_all=True)
     write(cache, [range(max(lengths))] * len(lengths), seed)
     cache.begin(torch.arange(len(lengths) * max(lengths)).reshape(len(lengths), -1), max(lengths))
     cache.lengths = list(lengths)
@@ -91,7 +91,7 @@ SLOTS = {
 @pytest.mark.parametrize("name", SLOTS)
 def test_every_row_is_written_where_it_was_aimed(name):
     """Several writes over each other: the last one to a slot counts, no other slot changes."""
-    cache, table = RowCache(WINDOWS), Table()
+    cache, table = RowCache(WINDOWS, keeps_all=True), Table()
     for seed, slots in enumerate(([range(4)] * 3, SLOTS[name], [[5, 6], [1, 2], [7, 8]])):
         written, read = write(cache, slots, seed)
         table.write([list(row) for row in slots], written)
@@ -124,7 +124,7 @@ def test_only_equal_consecutive_slots_take_the_slice_copy(name, aligned):
 
 
 def test_aim_returns_the_slots_as_a_tensor():
-    slots = RowCache(WINDOWS).aim([[4, 5], [1, 2]], torch.device("cpu"))
+    slots = RowCache(WINDOWS, keeps_all=True).aim([[4, 5], [1, 2]], torch.device("cpu"))
     assert slots.dtype == torch.long and slots.tolist() == [[4, 5], [1, 2]]
 
 
@@ -147,7 +147,7 @@ def test_a_crop_is_a_smaller_length_and_the_next_write_covers_what_was_behind_it
 
 
 def test_storage_grows_without_losing_anything_and_not_at_every_step():
-    cache, table, addresses = RowCache(WINDOWS), Table(), set()
+    cache, table, addresses = RowCache(WINDOWS, keeps_all=True), Table(), set()
     for slot in range(150):
         slots = [[slot], [max(slot - 3, 0)]]
         written, read = write(cache, slots, seed=slot)
@@ -161,14 +161,14 @@ def test_storage_grows_without_losing_anything_and_not_at_every_step():
 
 def test_slots_jumped_over_are_finite():
     """A masked NaN still poisons a row: 0 x NaN."""
-    cache = RowCache(WINDOWS)
+    cache = RowCache(WINDOWS, keeps_all=True)
     _, read = write(cache, [[90], [3]])
     assert all(part.shape[2] == 91 and part.isfinite().all() for layer in read for part in layer)
 
 
 def test_loaded_states_become_the_last_slots():
     """A sliding layer of Transformers' cache holds only its window; the slots before it stay empty and finite."""
-    cache = RowCache(WINDOWS)
+    cache = RowCache(WINDOWS, keeps_all=True)
     keys, values = states(2, 3)
     cache.layers[1].load(keys, values, 7)
     assert torch.equal(cache.layers[1].keys[:, :, 4:7], keys) and torch.equal(

@@ -203,6 +203,7 @@ NAMED = {
     "call.stopping.criteria.#.digest": errors.StoppingChanged,
     "call.stopping.criteria.#.max_time": errors.StoppingChanged,
     "call.prompt.embeddings": errors.PrefixChanged,
+    "call.prompt.encoder": errors.PrefixChanged,
     "call.coupling": errors.CouplingChanged,
     "call.streams.kind": errors.StreamsChanged,
     "call.streams.seed": errors.StreamsChanged,
