@@ -73,7 +73,7 @@ class RowRunner:
         if mask is not None and not bool((mask != 0).all()):
             self._valid = (mask[:, :columns] != 0).to(self.device)
         last = position_ids[:, -1].expand(input_ids.shape[0]) if position_ids is not None else None
-        shift = torch.zeros(input_ids.shape[0]) if last is None else last - (columns - 1)
+        shift = torch.zeros(input_ids.shape[0], device=self.device) if last is None else last - (columns - 1)
         self._position_shift = shift.to(self.device, torch.long)
         token_types = model_kwargs.get("token_type_ids")
         self._token_types = None if token_types is None else token_types[:, -1:].to(self.device)

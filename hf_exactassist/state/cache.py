@@ -127,7 +127,7 @@ class RowCache(Cache):
         self.plan = WritePlan()
         super().__init__(layers=[RowLayer(self.plan, window) for window in windows])
         self.lengths: list[int] = []
-        self.tokens = torch.zeros(0, 0, dtype=torch.long)
+        self.tokens = torch.zeros(0, 0, dtype=torch.long, device="cpu")
 
     def begin(self, input_ids: torch.Tensor, columns: int) -> None:
         """Names the tokens of a prompt whose states have been loaded into the layers.
