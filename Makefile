@@ -1,5 +1,5 @@
 # Run inside an environment with `pip install -e ".[dev,docs]"`.
-.PHONY: quality style test real zoo docs
+.PHONY: quality style test real zoo gpu docs
 
 # Small models gain nothing from several threads, and no test may wait for a hub.
 export OMP_NUM_THREADS ?= 1
@@ -27,6 +27,10 @@ real:
 # A tiny model of every causal-LM type of Transformers; minutes.
 zoo:
 	pytest -m zoo tests/zoo
+
+# Models on an accelerator, and split between it and the CPU; skipped where there is none.
+gpu:
+	pytest -m gpu tests/models/test_devices.py
 
 docs:
 	mkdocs build --strict --site-dir build/site

@@ -122,7 +122,11 @@ class Session:
         self.scorer = Scorer(model, self.rows, options.layout, self.caller_cache, self.returns_cache, alone, keeps_all)
         self.recorder = StepRecorder(generation_config, self.rows, encoded)
         vocabulary = compat.head_size(model)
-        example = None if self.recorder.scores is None else (torch.zeros(self.rows.batch, vocabulary),)
+        example = (
+            None
+            if self.recorder.scores is None
+            else (torch.zeros(self.rows.batch, vocabulary, device=input_ids.device),)
+        )
         self.rules.check_batch(input_ids, example)
         self.processors = ProcessorPipeline(logits_processor, input_ids, vocabulary)
         self.log = None if options.telemetry is None else AcceptanceLog(options.telemetry)

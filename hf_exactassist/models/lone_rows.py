@@ -146,7 +146,7 @@ class LoneRows:
         for i, (row, start, count) in enumerate(zip(self.rows, starts, counts, strict=True)):
             place = slice(width - count, width) if right else slice(0, count)
             blocks.append(self._read(i, start - row.pad, tokens[i, place]) if count > 0 else None)
-        nothing = torch.zeros(0, compat.head_size(self.model))
+        nothing = torch.zeros(0, compat.head_size(self.model), device=self.cache.tokens.device)
         like = next((block for block in blocks if block is not None), nothing)
         logits = like.new_zeros((len(blocks), width, like.shape[-1]))
         for i, block in enumerate(blocks):

@@ -262,9 +262,9 @@ def rows_mix(model: PreTrainedModel) -> bool:
     """Whether plain steps score a row otherwise beside another row, as where numbers are rounded by the largest."""
     vocabulary = compat.text_config(model).vocab_size
     width = max(map(len, _PROMPTS))
-    prompts = torch.tensor([[9] * (width - len(row)) + list(row) for row in _PROMPTS]) % vocabulary
-    prompts = prompts.to(compat.model_device(model, torch.device("cpu")))
-    with torch.random.fork_rng(devices=[prompts.device] if prompts.device.type == "cuda" else []):
+    device = compat.model_device(model, torch.device("cpu"))
+    prompts = torch.tensor([[9] * (width - len(row)) + list(row) for row in _PROMPTS], device=device) % vocabulary
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         together = _plain_logits(model, prompts, _TAILS[0][:1])
         expected = torch.cat(
             [_plain_logits(model, prompts[row : row + 1], _TAILS[0][:1]) for row in range(len(prompts))]

@@ -71,7 +71,8 @@ class RowRunner:
         if mask is not None and not bool((mask != 0).all()):
             self._valid = (mask[:, :columns] != 0).to(self.device)
         # `(B,)`, or `(B, A)` where a token has a position on each of several axes
-        first = step.get("position_ids", torch.full((1, 1), columns))[..., 0].movedim(-1, 0)
+        positions = step.get("position_ids", torch.full((1, 1), columns, device=self.device))
+        first = positions[..., 0].movedim(-1, 0)
         shift = first.expand(len(input_ids), *first.shape[1:]) - columns
         self._position_shift = shift.to(self.device, torch.long)
         self._per_token = {name: step[name][:, -1:].to(self.device) for name in inputs.PER_TOKEN if name in step}

@@ -175,7 +175,7 @@ class RowCache(Cache):
             layers=[RowLayer(self.plan, window, ring) for window, ring in zip(windows, rings, strict=True)]
         )
         self.lengths: list[int] = []
-        self.tokens = torch.zeros(0, 0, dtype=torch.long)
+        self.tokens = torch.zeros(0, 0, dtype=torch.long, device="cpu")
 
     def begin(self, input_ids: torch.Tensor, columns: int) -> None:
         """Names the tokens of a prompt whose states have been loaded into the layers.

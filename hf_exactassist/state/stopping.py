@@ -120,7 +120,8 @@ class StoppingRules:
         for rule in self._others:
             given = scores(length - rows.prompt_length)
             if type(rule) in _ROW_BY_ROW or rows.batch == 1:
-                said = [bool(torch.as_tensor(rule(rows.ids[row : row + 1, :length], given)).any()) for row in asked]
+                answers_alone = (rule(rows.ids[row : row + 1, :length], given) for row in asked)
+                said = [bool(torch.as_tensor(answer, device=rows.ids.device).any()) for answer in answers_alone]
             else:
                 answer = _one_answer_per_row(rule, rule(rows.ids[:, :length], given), rows.batch)
                 said = [bool(answer[row]) for row in asked]

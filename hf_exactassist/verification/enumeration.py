@@ -133,7 +133,7 @@ def _rows(law: Conditional, name: str) -> Rows:
 
     @cache
     def row(prefix: Tokens) -> torch.Tensor:
-        probs = torch.as_tensor(law(prefix), dtype=torch.float64)
+        probs = torch.as_tensor(law(prefix), dtype=torch.float64, device="cpu")
         if probs.ndim != 1 or not (probs >= 0).all() or abs(probs.sum().item() - 1) > 1e-9:
             raise ValueError(f"`{name}` after {prefix} is not a probability row: {probs.tolist()}")
         return probs
@@ -162,13 +162,13 @@ def _rounds(p: Rows, q: Drafts, k: int, prefixes: Sequence[Tokens], judge: Judge
     if not prefixes:
         return {}
     vocabulary = len(p(prefixes[0]))
-    certain = torch.eye(vocabulary, dtype=torch.float64)
+    certain = torch.eye(vocabulary, dtype=torch.float64, device="cpu")
     proposals = _rows((lambda prefix: certain[q.token(prefix)]) if isinstance(q, PointMass) else q, "q")
     branches = []
     for prefix in prefixes:
         paths = _extended({prefix: 1.0}, proposals, len(prefix) + k)
         branches += [(prefix, path[len(prefix) :], mass) for path, mass in paths.items()]
-    tokens = torch.tensor([path for _, path, _ in branches], dtype=torch.long).reshape(len(branches), k)
+    tokens = torch.tensor([path for _, path, _ in branches], dtype=torch.long, device="cpu").reshape(len(branches), k)
     scores = torch.stack([p(prefix + path[:i]) for prefix, path, _ in branches for i in range(k + 1)]).log()
     probs = None
     if k and not isinstance(q, PointMass):
@@ -186,7 +186,10 @@ def _rounds(p: Rows, q: Drafts, k: int, prefixes: Sequence[Tokens], judge: Judge
 
 def _edges(holds: Callable[[torch.Tensor], torch.Tensor], count: int) -> torch.Tensor:
     """Where in `[0, 1]` each of `count` predicates stops to hold; each holds below its edge and not above it."""
-    low, high = torch.zeros(count, dtype=torch.float64), torch.ones(count, dtype=torch.float64)
+    low, high = (
+        torch.zeros(count, dtype=torch.float64, device="cpu"),
+        torch.ones(count, dtype=torch.float64, device="cpu"),
+    )
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         held = holds(middle)
@@ -215,11 +218,11 @@ class _Batch:
         """Every `(row, probability given its draft, accepted, terminal)`."""
         rows, low, high = self.acceptance_boxes()
         last = self.scores.shape[-1] - 1
-        repeat = torch.arange(len(rows)).repeat_interleave(last)
-        token = torch.arange(last).repeat(len(rows))
+        repeat = torch.arange(len(rows), device="cpu").repeat_interleave(last)
+        token = torch.arange(last, device="cpu").repeat(len(rows))
         accept = ((low + high) / 2)[repeat]
         edges = _edges(lambda u: self.verdict(rows[repeat], accept, u).terminal <= token, len(repeat))
-        outer = torch.tensor([0.0, 1.0], dtype=torch.float64).expand(len(rows), 2)
+        outer = torch.tensor([0.0, 1.0], dtype=torch.float64, device="cpu").expand(len(rows), 2)
         edges = torch.cat([outer[:, :1], edges.reshape(len(rows), last), outer[:, 1:]], dim=1)
 
         cell, token = (edges.diff(dim=1) > 0).nonzero(as_tuple=True)
@@ -236,13 +239,17 @@ class _Batch:
         """The boxes `(N, K)` of acceptance noise in which every draft token is either kept or not: row, low, high."""
         count, k = self.tokens.shape
         if not k:
-            return torch.arange(count), torch.zeros(count, 0).double(), torch.ones(count, 0).double()
-        half = torch.full((count * k,), 0.5, dtype=torch.float64)
-        rows = torch.arange(count).repeat_interleave(k)
-        place = torch.eye(k, dtype=torch.float64).repeat(count, 1)
+            return (
+                torch.arange(count, device="cpu"),
+                torch.zeros(count, 0, device="cpu").double(),
+                torch.ones(count, 0, device="cpu").double(),
+            )
+        half = torch.full((count * k,), 0.5, dtype=torch.float64, device="cpu")
+        rows = torch.arange(count, device="cpu").repeat_interleave(k)
+        place = torch.eye(k, dtype=torch.float64, device="cpu").repeat(count, 1)
         longest = self.verdict(rows, torch.zeros_like(place), half).accepted
         edges = _edges(lambda u: self.verdict(rows, place * u[:, None], half).accepted == longest, count * k)
-        kept, edges = torch.tensor(list(product((True, False), repeat=k))), edges.reshape(count, 1, k)
+        kept, edges = torch.tensor(list(product((True, False), repeat=k)), device="cpu"), edges.reshape(count, 1, k)
         low, high = torch.where(kept, 0.0, edges), torch.where(kept, edges, 1.0)
         possible = (high > low).all(dim=-1)
         return possible.nonzero()[:, 0], low[possible], high[possible]

@@ -33,7 +33,7 @@ def shared_tokens(
     Raises:
         DifferentVocabularies: the maps disagree, or nothing shows that they agree.
     """
-    shared = torch.arange(target_size) < min(target_size, assistant_size)
+    shared = torch.arange(target_size, device="cpu") < min(target_size, assistant_size)
     if tokenizer is None or assistant_tokenizer is None:
         if abs(target_size - assistant_size) > _LARGEST_PADDING:
             raise DifferentVocabularies(

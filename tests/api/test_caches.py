@@ -275,6 +275,20 @@ def test_use_cache_false(architecture, place):
     assert drafts_were_mixed(ours)
 
 
+@pytest.mark.parametrize("config", ["generation_config", "config"])
+def test_assistants_that_say_use_cache_false(config):
+    """How the target is asked is the call's matter; an assistant reads over a cache that nobody sees (case A87)."""
+    target, assistant = copy.deepcopy(pair())
+    getattr(assistant, config).use_cache = False
+    inputs = prompts([10, 4, 7])
+    plain = target.generate(**inputs, **GREEDY, **RETURN)
+    ours = decode((target, assistant), "assisted", inputs, **GREEDY, **RETURN)
+    assert ours.sequences.tolist() == plain.sequences.tolist() and drafts_were_mixed(ours)
+    getattr(target, config).use_cache = False
+    plain = target.generate(**inputs, **GREEDY)
+    assert decode((target, assistant), "assisted", inputs, **GREEDY).tolist() == plain.tolist()
+
+
 def test_no_cache_and_a_cache():
     """Plain `generate` reads everything into the cache again at each step, and its tokens are nonsense."""
     with pytest.raises(hf_exactassist.UnsupportedCache, match="use_cache=False.*leave one"):
