@@ -26,7 +26,7 @@ class Ring:
     def __init__(self, window: int) -> None:
         self.window = window
         self.size = window + _BLOCK
-        self.held = torch.zeros(0, self.size, dtype=torch.long)
+        self.held = torch.zeros(0, self.size, dtype=torch.long, device="cpu")
 
     def begin(self, lengths: list[int], device: torch.device) -> None:
         """Holds the last slots of every row."""
