@@ -57,8 +57,13 @@ class StepRecorder:
         self.rows = rows
         self.scores: list[torch.Tensor] | None = [] if wanted and generation_config.output_scores else None
         self.logits: list[torch.Tensor] | None = [] if wanted and generation_config.output_logits else None
-        self.attentions: list[Any] | None = [] if wanted and generation_config.output_attentions else None
-        self.hidden_states: list[Any] | None = [] if wanted and generation_config.output_hidden_states else None
+        self.layers: dict[str, list[Any]] = {}
+        if wanted and generation_config.output_hidden_states:
+            self.layers["hidden_states"] = []
+        if wanted and generation_config.output_attentions:
+            self.layers["attentions"] = []
+            if encoder_outputs is not None:
+                self.layers["cross_attentions"] = []
 
     def start(self, slots: int, windows: Sequence[int | None]) -> None:
         """Learns what prefill found.
@@ -83,14 +88,12 @@ class StepRecorder:
         if self.logits is not None:
             self._add_rows(self.logits, logits, counts)
         first = all(length == self.rows.prompt_length for length in self.rows.lengths)
-        for table, name in ((self.hidden_states, "hidden_states"), (self.attentions, "attentions")):
-            if table is None:
-                continue
+        for name, table in self.layers.items():
             layers: Any = getattr(outputs, name, None)
             if first:
                 # the prompt's own entry, as in plain `generate`; a round made again finds the one it left
                 table[:] = [layers]
-            elif not layers or layers[0] is None:
+            elif not layers or all(layer is None for layer in layers):
                 # `sdpa` returns no attention at all
                 table.extend([layers] * (max(self._steps(counts)) - len(table)))
             else:
@@ -111,21 +114,29 @@ class StepRecorder:
             for step in range(start, end):
                 table[step][row] = block[i, step - start]
 
-    def _add_layers(self, table: list[Any], name: str, layers: Sequence[torch.Tensor], counts: Sequence[int]) -> None:
+    def _add_layers(
+        self, table: list[Any], name: str, layers: Sequence[torch.Tensor | None], counts: Sequence[int]
+    ) -> None:
         for i, (row, end) in enumerate(zip(self.rows.active, self._steps(counts), strict=True)):
             start = end - counts[i]
             for step in range(start, end):
                 at = step - start
-                if name == "hidden_states":
-                    parts = [layer[i, at : at + 1] for layer in layers]
-                else:
+                if name == "attentions" and all(layer is None or layer.dim() == 4 for layer in layers):
                     keys = self.slots_after_prefill + step
                     low = [0 if window is None else max(keys - window, 0) for window in self.windows]
-                    parts = [layer[i, :, at : at + 1, first:keys] for layer, first in zip(layers, low, strict=True)]
+                    low = low if len(low) == len(layers) else [0] * len(layers)
+                    parts = [
+                        None if layer is None else layer[i, :, at : at + 1, first:keys]
+                        for layer, first in zip(layers, low, strict=True)
+                    ]
+                else:
+                    parts = [None if layer is None else layer[i, ..., at : at + 1, :] for layer in layers]
                 if len(table) <= step:
-                    table.append(tuple(part.new_zeros((self.rows.batch, *part.shape)) for part in parts))
+                    empty = [None if p is None else p.new_zeros((self.rows.batch, *p.shape)) for p in parts]
+                    table.append(tuple(empty))
                 for whole, part in zip(table[step], parts, strict=True):
-                    whole[row] = part
+                    if whole is not None:
+                        whole[row] = part
 
     def criteria_scores(self, steps: int) -> tuple[torch.Tensor, ...] | None:
         """The `scores` argument of stopping criteria after `steps` new tokens."""
@@ -154,7 +165,17 @@ class StepRecorder:
 
         if self.encoder_outputs is not None:
             output = AssistedEncoderDecoderOutput(
-                sequences=sequences, scores=cut(self.scores), logits=cut(self.logits), **{compat.CACHE_FIELD: cache}
+                sequences=sequences,
+                scores=cut(self.scores),
+                logits=cut(self.logits),
+                encoder_attentions=self.encoder_outputs.get("attentions") if "attentions" in self.layers else None,
+                encoder_hidden_states=self.encoder_outputs.get("hidden_states")
+                if "hidden_states" in self.layers
+                else None,
+                decoder_attentions=cut(self.layers.get("attentions")),
+                cross_attentions=cut(self.layers.get("cross_attentions")),
+                decoder_hidden_states=cut(self.layers.get("hidden_states")),
+                **{compat.CACHE_FIELD: cache},
             )
             object.__setattr__(output, "assist_stats", stats)
             return output
@@ -162,8 +183,8 @@ class StepRecorder:
             sequences=sequences,
             scores=cut(self.scores),
             logits=cut(self.logits),
-            attentions=cut(self.attentions),
-            hidden_states=cut(self.hidden_states),
+            attentions=cut(self.layers.get("attentions")),
+            hidden_states=cut(self.layers.get("hidden_states")),
             assist_stats=stats,
             **{compat.CACHE_FIELD: cache},
         )

@@ -18,6 +18,7 @@ from .judging import Judge
 from .listeners import Listeners
 from .memory import is_out_of_memory
 from .models import admission, compat, identity, inputs
+from .models.lone_rows import LoneRows
 from .options import Options
 from .output import AssistedOutput, StepRecorder
 from .records import Coordinate, Draft, Proposal, RoundCommit, Verdict, Verification
@@ -97,7 +98,7 @@ class Session:
             logger.warning_once(f"{type(model).__name__} is decoded token by token, without drafts: {self.serial}")
         lone = admitted.strategy != admission.ROWS
         if lone:
-            admission.check_lone_rows(generation_config, model_kwargs)
+            admission.check_lone_rows(model, admitted.strategy, generation_config, model_kwargs, self.rows.batch)
             if options.keep_cache:
                 admission.check_lone_cache(model, input_ids, generation_config, model_kwargs)
             # one that `generate` made is for the whole batch, and every row gets an empty copy
@@ -327,7 +328,8 @@ class Session:
         """Reads the prompts as plain `generate` does: a round without drafts."""
         self.scorer.prefill(self.generation_config, self.model_kwargs)
         # a cache of the caller's may keep more than the model's windows, and attention is returned over what it keeps
-        layers = self.caller_cache.layers
+        target = self.scorer.target
+        layers = target.layers if isinstance(target, LoneRows) else self.caller_cache.layers
         slots = self.rows.prompt_length + self.scorer.shift
         windows = [getattr(layer, "sliding_window", None) for layer in layers]
         self.recorder.start(slots, windows)

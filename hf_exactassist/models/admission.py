@@ -158,17 +158,29 @@ def check_padding(attention_mask: torch.Tensor | None) -> None:
         )
 
 
-def check_lone_rows(generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
-    """Refuses what is not defined yet where every row runs alone.
+def check_lone_rows(
+    model: PreTrainedModel, strategy: str, generation_config: GenerationConfig, model_kwargs: dict[str, Any], rows: int
+) -> None:
+    """Refuses what is not defined where every row runs alone.
 
     Raises:
-        UnsupportedArgument: attentions, hidden states or prompt embeddings.
+        UnsupportedArgument: prompt embeddings; attentions and hidden states without a cache; word timestamps of
+            several rows.
     """
-    why = "The rows of this model run one by one over caches of their own"
-    wanted = [name for name in inputs.OUTPUT_FLAGS if model_kwargs.get(name)]
-    if wanted or model_kwargs.get("inputs_embeds") is not None:
-        what = " and ".join(wanted) or "inputs_embeds"
-        raise UnsupportedArgument(f"{why}, where `{what}` is not supported with an assistant: leave it out.")
+    if model_kwargs.get("inputs_embeds") is not None:
+        raise UnsupportedArgument(
+            "The rows of this model run one by one over caches of their own, where `inputs_embeds` are not supported "
+            "with an assistant: pass `input_ids`."
+        )
+    uncached = strategy in (LONE_UNCACHED, SERIAL_UNCACHED) or not compat.carries_past(model)
+    if uncached or model_kwargs.get("use_cache") is False:
+        check_outputs_without_cache(generation_config)
+    if rows > 1 and compat.has_whisper_generate(model) and model_kwargs.get("output_attentions"):
+        # it takes the mean over all steps of the batch, and a row that has ended has none to show
+        raise UnsupportedArgument(
+            "Word timestamps (`return_token_timestamps`, attentions) come out of whole batches, whose rows end at "
+            "different times with an assistant: transcribe one audio at a time."
+        )
 
 
 def check_lone_cache(
@@ -202,7 +214,7 @@ def check_outputs_without_cache(generation_config: GenerationConfig) -> None:
     wanted = [name for name in inputs.OUTPUT_FLAGS if getattr(generation_config, name)]
     if wanted and generation_config.return_dict_in_generate:
         raise UnsupportedArgument(
-            f"With `use_cache=False`, {' and '.join(wanted)} speak about the whole sequence at every step, which an "
+            f"Without a cache, {' and '.join(wanted)} speak about the whole sequence at every step, which an "
             "assistant saves reading again: leave out `use_cache=False`, or these outputs."
         )
 

@@ -86,6 +86,11 @@ def keeps_images_in_cache(model: PreTrainedModel) -> bool:
     return bool(getattr(text_config(model), "cross_attention_layers", None))
 
 
+def carries_past(model: PreTrainedModel) -> bool:
+    """Whether a step can be shown new tokens alone: in a cache, or in a state of the class's own kind."""
+    return bool(forward_parameters(model) & {CACHE_ARGUMENT, "cache_params", "state", "mems"})
+
+
 def new_cache(model: PreTrainedModel) -> DynamicCache | EncoderDecoderCache | None:
     """An empty cache as `generate` makes it; `None` for classes that carry their past in another way."""
     supports = getattr(model, "_supports_default_dynamic_cache", None)

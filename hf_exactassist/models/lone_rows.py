@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, QuantizedCache
 
 from ..state import snapshot
 from ..state.cache import RowCache
-from . import compat, inputs
+from . import compat, inputs, step_outputs
 
 
 # earlier states kept per row: the last one gone back to, and those after it where drafts are read token by token
@@ -65,6 +65,9 @@ class LoneRows:
         encodes = compat.is_encoder_decoder(model)
         self._ids_argument = "decoder_input_ids" if encodes else "input_ids"
         self._per_token = _PER_DECODED_TOKEN if encodes else _PER_TOKEN
+        # hidden states and attentions of the forward under way
+        self._says_more = False
+        self._said: list[dict[str, Any]] = []
         self._padding = getattr(compat.text_config(model), "pad_token_id", None)
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
 
@@ -79,10 +82,11 @@ class LoneRows:
             model_kwargs (`dict`): forward arguments as `generate` prepared them for the batch; not changed.
 
         Returns:
-            outputs with `logits` of shape `(B, 1, V)`.
+            outputs with `logits` of shape `(B, 1, V)`, and hidden states and attentions if the call asks for them.
         """
         self.rows = [self._row(i, input_ids, model_kwargs) for i in range(len(input_ids))]
-        last = []
+        self._says_more = any(model_kwargs.get(name) for name in inputs.OUTPUT_FLAGS)
+        last, more = [], []
         for i, row in enumerate(self.rows):
             ids = input_ids[i : i + 1, row.pad :][:, : self.position_limit]
             per_token = {name: part[..., : ids.shape[1]] for name, part in row.per_token.items()}
@@ -90,8 +94,16 @@ class LoneRows:
             self.forwards += 1
             self._carry(row, outputs, ids.shape[1])
             last.append(outputs.logits[:, -1:])
+            if self._says_more:
+                more.append(step_outputs.of_tokens(outputs, ids.shape[1], row.pad + ids.shape[1]))
         self.cache.begin(input_ids, input_ids.shape[1])
-        return SimpleNamespace(logits=torch.cat(last))
+        return SimpleNamespace(logits=torch.cat(last), **step_outputs.batched(more, input_ids.shape[1], right=True))
+
+    @property
+    def layers(self) -> list[Any]:
+        """Layers of a row's cache, if it has one."""
+        cache = self.rows[0].past.get(self._cache_argument)
+        return snapshot.layers_of(cache) if isinstance(cache, Cache) else []
 
     def _row(self, i: int, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> _Row:
         kwargs = {name: value for name, value in model_kwargs.items() if value is not None}
@@ -143,9 +155,14 @@ class LoneRows:
         width = tokens.shape[1]
         counts = [width] * len(starts) if counts is None else counts
         blocks: list[torch.Tensor | None] = []
+        more: list[dict[str, Any] | None] = []
         for i, (row, start, count) in enumerate(zip(self.rows, starts, counts, strict=True)):
             place = slice(width - count, width) if right else slice(0, count)
+            self._said = []
             blocks.append(self._read(i, start - row.pad, tokens[i, place]) if count > 0 else None)
+            said = step_outputs.one_after_the_other(self._said) if self._said else None
+            # tokens that had to be read again come first
+            more.append(said if said is None else step_outputs.last(said, count))
         nothing = torch.zeros(0, compat.head_size(self.model), device=self.cache.tokens.device)
         like = next((block for block in blocks if block is not None), nothing)
         logits = like.new_zeros((len(blocks), width, like.shape[-1]))
@@ -153,7 +170,8 @@ class LoneRows:
             if block is not None:
                 first_place = width - len(block) if right else 0
                 logits[i, first_place : first_place + len(block)] = block
-        return SimpleNamespace(logits=logits if keep is None else logits[:, -keep:])
+        rest = step_outputs.batched(more, width, right)
+        return SimpleNamespace(logits=logits if keep is None else logits[:, -keep:], **rest)
 
     def _read(self, i: int, start: int, tokens: torch.Tensor) -> torch.Tensor:
         """Logits `(n, V)` of `n` tokens that follow the row's first `start` ones."""
@@ -246,6 +264,8 @@ class LoneRows:
             else:
                 self._put_back(row, row.snapshots[-1][1])
             raise
+        if self._says_more:
+            self._said.append(step_outputs.of_tokens(outputs, count, row.pad + text.shape[1]))
         return outputs.logits[0, -count:]
 
     def _crop(self, row: _Row, length: int) -> None:

@@ -404,3 +404,47 @@ def test_sessions_step_through_an_encoder_decoder(t5):
 
 def test_ids_of_the_tiny_models_differ():
     assert len(set(IDS.values())) == len(IDS)
+
+
+# --- hidden states and attentions of rows that are read one by one ---
+
+
+def parts_of(output):
+    """Every tensor of hidden states and attentions, by key and place."""
+
+    def flat(value, place):
+        if isinstance(value, torch.Tensor):
+            return {place: value}
+        return {key: part for i, inner in enumerate(value or ()) for key, part in flat(inner, (*place, i)).items()}
+
+    kinds = [key for key in output if "hidden" in key or "attentions" in key]
+    return {key: part for kind in kinds for key, part in flat(output[kind], (kind,)).items()}
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("lengths", [[9], LENGTHS])
+def test_hidden_states_and_attentions_are_plain(kind, lengths, attention):
+    target = tiny(kind, SEEDS[kind])
+    target.set_attn_implementation(attention)
+    settings = {**GREEDY, "output_hidden_states": True, "output_attentions": True, "return_dict_in_generate": True}
+    plain = target.generate(**sentences(lengths), **settings)
+    ours = hf_exactassist.generate(target, **sentences(lengths), **settings, assistant_model=noisy(target, 0.03))
+    assert mixed(ours.assist_stats)
+    mine, theirs = parts_of(ours), parts_of(plain)
+    assert mine.keys() == theirs.keys() and len(theirs) > 24
+    for key, part in theirs.items():
+        torch.testing.assert_close(mine[key], part, atol=1e-4, rtol=1e-4, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_whisper_finds_the_times_of_words():
+    target = whisper()
+    target.generation_config.alignment_heads = [[0, 0], [1, 2]]
+    settings = {"return_timestamps": True, "return_token_timestamps": True, "max_new_tokens": 20, "do_sample": False}
+    plain = target.generate(audio(), **settings)
+    assistant = noisy(whisper_decoder(target), 0.05)
+    ours = hf_exactassist.generate(target, audio(), **settings, assistant_model=assistant)
+    assert ours["sequences"].tolist() == plain["sequences"].tolist()
+    torch.testing.assert_close(ours["token_timestamps"], plain["token_timestamps"])
+    assert len(plain["token_timestamps"].unique()) > 3
+    with pytest.raises(UnsupportedArgument, match="one audio at a time"):
+        hf_exactassist.generate(target, audio(2), **settings, assistant_model=assistant)

@@ -316,13 +316,34 @@ def test_a_passed_cache_of_recurrent_states_is_refused():
 
 
 def test_what_is_not_defined_for_lone_rows_is_refused(kind, target):
-    inputs, settings = prompts([6]), {**GREEDY, "assistant_model": tiny(), "return_dict_in_generate": True}
-    with pytest.raises(hf_exactassist.UnsupportedArgument, match="one by one"):
-        hf_exactassist.generate(target, **inputs, **settings, output_hidden_states=True)
+    settings = {**GREEDY, "assistant_model": tiny(), "return_dict_in_generate": True}
+    if admit(target).strategy == "row by row, without a cache" or kind == "openai":
+        # each step of plain `generate` says it about the whole text
+        with pytest.raises(hf_exactassist.UnsupportedArgument, match="output_hidden_states"):
+            hf_exactassist.generate(target, **prompts([6]), **settings, output_hidden_states=True)
     if kind == "openai" or compat.cache_argument(target) != compat.CACHE_ARGUMENT:
         return  # takes no cache, or calls it differently
     with pytest.raises(hf_exactassist.UnsupportedCache, match="one by one|Dynamic"):
         hf_exactassist.generate(target, **prompts([6, 4]), **settings, **{compat.CACHE_ARGUMENT: hf.DynamicCache()})
+
+
+def test_hidden_states_and_attentions_are_plain(kind):
+    if kind in ("openai", "mamba"):
+        pytest.skip("no cache, no drafts")
+    target = built(kind)
+    if kind != "rwkv":
+        target.set_attn_implementation("eager")
+    settings = {**GREEDY, "return_dict_in_generate": True, "output_hidden_states": True, "output_attentions": True}
+    plain = target.generate(**prompts([9]), **settings)
+    ours = hf_exactassist.generate(
+        target, **prompts([9]), **settings, assistant_model=noisy(target, NOISE.get(kind, 0.03))
+    )
+    assert ours.sequences.tolist() == plain.sequences.tolist() and ours.assist_stats.accepted
+    for name in ("hidden_states", "attentions"):
+        for step, (mine, theirs) in enumerate(zip(getattr(ours, name), getattr(plain, name), strict=True)):
+            for part, other in zip(mine, theirs, strict=True):
+                assert part.shape == other.shape, (name, step)
+                torch.testing.assert_close(part, other, atol=1e-4, rtol=1e-4)
 
 
 # --- snapshots
