@@ -230,3 +230,11 @@ def test_no_memory_with_a_drafter_that_stops_early_is_an_error(monkeypatch):
     with pytest.raises(torch.OutOfMemoryError) as error:
         run(loop)
     assert len(error.value.published[0]) == 1
+
+
+def test_law_beyond_a_window_whose_storage_is_used_again():
+    target = tiny("mistral", vocabulary=4, sliding_window=3)
+    kwargs, inputs = settings(3, eos_token_id=None), prompt(4, 40)
+    plain = law(lambda: row_of(target.generate(**inputs, **kwargs)))
+    ours = law(lambda: row_of(hf_exactassist.generate(target, **inputs, **kwargs, assistant_model=noisy(target, 0.4))))
+    assert len(plain) > 8 and total_variation(plain, ours) < 1e-6
