@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from .drafters.base import Drafter
-from .models import admission
+from .models import admission, checks
 from .models.encoder import EncoderInputs
 from .options import Options
 from .output import AssistedOutput
@@ -84,9 +84,9 @@ class AssistedDecoding:
     ) -> Session:
         """Checks a prepared call and opens its session; arguments as in [`__call__`]."""
         admission.require(model, "target")
-        admission.check_decoding_mode(generation_config)
-        admission.check_model_arguments(model, input_ids, model_kwargs)
-        admission.check_batch(model, len(input_ids))
+        checks.check_decoding_mode(generation_config)
+        checks.check_model_arguments(model, input_ids, model_kwargs)
+        checks.check_batch(model, len(input_ids))
         read = None
         if self.encoder_inputs is not None and model_kwargs.get("encoder_outputs") is not None:
             read = self.encoder_inputs.of(model_kwargs["encoder_outputs"])

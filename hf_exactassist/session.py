@@ -17,7 +17,7 @@ from .errors import BrokenRound, ExactAssistError, InvalidArgument, InvalidCommi
 from .judging import Judge
 from .listeners import Listeners
 from .memory import is_out_of_memory
-from .models import admission, compat, identity, inputs
+from .models import admission, checks, compat, identity, inputs
 from .models.lone_rows import LoneRows
 from .options import Options
 from .output import AssistedOutput, StepRecorder
@@ -86,10 +86,10 @@ class Session:
             0 if pad is None else int(pad),
             stop_alone=self.rules.pads_finished_rows,
         )
-        admission.check_padding(mask)
+        checks.check_padding(mask)
         positions = model_kwargs.get("position_ids")
         read = [*self.rows.prompt_tokens] if positions is None else (positions[..., -1].flatten() + 1).tolist()
-        admission.check_length(model, min(read), max(read) + self.rules.max_length - self.rows.prompt_length)
+        checks.check_length(model, min(read), max(read) + self.rules.max_length - self.rows.prompt_length)
         cache = model_kwargs.get(compat.CACHE_ARGUMENT)
         alone = admission.needs_rows_alone(cache)
         admitted = admission.admit(model, alone)
@@ -98,20 +98,20 @@ class Session:
             logger.warning_once(f"{type(model).__name__} is decoded token by token, without drafts: {self.serial}")
         lone = admitted.strategy != admission.ROWS
         if lone:
-            admission.check_lone_rows(model, admitted.strategy, generation_config, model_kwargs, self.rows.batch)
+            checks.check_lone_rows(model, admitted.strategy, generation_config, model_kwargs, self.rows.batch)
             if options.keep_cache:
-                admission.check_lone_cache(model, input_ids, generation_config, model_kwargs)
+                checks.check_lone_cache(model, input_ids, generation_config, model_kwargs)
             # one that `generate` made is for the whole batch, and every row gets an empty copy
             cache = cache if options.keep_cache else None
             wanted = bool(generation_config.return_dict_in_generate or options.keep_cache)
             self.returns_cache = wanted and self.rows.batch == 1
         elif cache is None:
             # `use_cache=False`: block scoring needs one all the same, and nobody sees it
-            admission.check_outputs_without_cache(generation_config)
+            checks.check_outputs_without_cache(generation_config)
             cache = model_kwargs[compat.CACHE_ARGUMENT] = DynamicCache(config=compat.text_config(model))
             self.returns_cache = False
         else:
-            admission.check_outputs_with_cache(generation_config, cache)
+            checks.check_outputs_with_cache(generation_config, cache)
             user_defined = getattr(cache, "_is_user_defined", False) or options.keep_cache
             self.returns_cache = bool(generation_config.return_dict_in_generate or user_defined)
         embeds, encoded = model_kwargs.get("inputs_embeds"), model_kwargs.get("encoder_outputs")

@@ -120,7 +120,7 @@ def _tokens(loaded: loading.Loaded) -> dict[str, Any]:
 def _settings(loaded: loading.Loaded) -> list[str]:
     """What the models' own generation settings ask for that cannot be kept."""
     from ..errors import ExactAssistError
-    from ..models.admission import check_decoding_mode
+    from ..models.checks import check_decoding_mode
     from ..resolve import call_settings, resolve_drafter
 
     target = loaded.target

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..errors import UnsupportedArgument
 from ..memory import is_out_of_memory
-from ..models import admission, inputs
+from ..models import admission, checks, inputs
 from ..models.compat import forward_parameters, is_encoder_decoder, position_limit
 from ..models.encoder import EncoderReading
 from ..models.lone_rows import LoneRows
@@ -235,7 +235,7 @@ class AssistantModelDrafter(Drafter):
         Before any row can have left: an image does not say to which row it belongs.
         """
         rows = self.context.rows
-        admission.check_shares(self.model, shown, rows.batch)
+        checks.check_shares(self.model, shown, rows.batch)
         ids = self._readable(rows.ids[:, : rows.prompt_length])
         mask = self._mask(rows.prompt_length)
         runner = admission.runner_for(self.model, self._position_limit)

@@ -1,6 +1,7 @@
 """Quantized caches: every row is that row alone with the same cache, quantized where it is (upstream row 15)."""
 
 import importlib
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -30,6 +31,22 @@ CACHES = {
 GREEDY = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
 
 
+class Fresh(Mapping):
+    """Settings of a call. The oldest release takes its configuration apart, so each call gets one of its own."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def __getitem__(self, name):
+        return {"cache_implementation": "quantized", "cache_config": dict(self.config)}[name]
+
+    def __iter__(self):
+        return iter(("cache_implementation", "cache_config"))
+
+    def __len__(self):
+        return 2
+
+
 @pytest.fixture(params=CACHES)
 def cache(request):
     config = CACHES[request.param]
@@ -41,7 +58,7 @@ def cache(request):
             importlib.import_module(package)
         except ImportError:
             pytest.skip(f"{package} is not installed")
-    return {"cache_implementation": "quantized", "cache_config": config}
+    return Fresh(config)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 import hf_exactassist
 from hf_exactassist import AssistedDecoding, UnsupportedArgument
 from hf_exactassist.drafters import AssistantModelDrafter
-from hf_exactassist.models import admission, compat
+from hf_exactassist.models import admission, checks, compat
 from hf_exactassist.schedules import ConstantSchedule
 from hf_exactassist.verification.enumeration import total_variation
 from tests import tiny
@@ -308,11 +308,11 @@ def test_assistants_of_another_kind(target, assistant, why):
 
 def test_arguments_that_every_step_reads():
     model, ids = shown_tiny("llava"), torch.tensor([[5, 6]])
-    admission.check_model_arguments(model, ids, {"pixel_values": torch.zeros(1, 3, 8, 8), "vision_feature_layer": -2})
+    checks.check_model_arguments(model, ids, {"pixel_values": torch.zeros(1, 3, 8, 8), "vision_feature_layer": -2})
     with pytest.raises(UnsupportedArgument, match="cross_attention_mask.*drop the assistant"):
-        admission.check_model_arguments(model, ids, {"cross_attention_mask": torch.ones(1, 2)})
+        checks.check_model_arguments(model, ids, {"cross_attention_mask": torch.ones(1, 2)})
     with pytest.raises(UnsupportedArgument, match="2-D `position_ids`"):
-        admission.check_model_arguments(model, ids, {"position_ids": torch.zeros(3, 1, 2)})
+        checks.check_model_arguments(model, ids, {"position_ids": torch.zeros(3, 1, 2)})
 
 
 def test_images_in_the_cache():
@@ -320,8 +320,8 @@ def test_images_in_the_cache():
     model, ids = copy.deepcopy(shown_tiny("llava")), torch.tensor([[5, 6]])
     compat.text_config(model).cross_attention_layers = [1]
     with pytest.raises(UnsupportedArgument, match="keeps pixel_values in its cache.*drop the assistant"):
-        admission.check_model_arguments(model, ids, {"pixel_values": torch.zeros(1, 3, 8, 8)})
-    admission.check_model_arguments(model, ids, {})
+        checks.check_model_arguments(model, ids, {"pixel_values": torch.zeros(1, 3, 8, 8)})
+    checks.check_model_arguments(model, ids, {})
 
 
 def test_drafters_made_by_hand():
