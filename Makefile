@@ -24,7 +24,7 @@ real:
 	python tools/real_models.py
 	pytest -m real tests/real
 
-# A tiny model of every causal-LM type of Transformers; minutes.
+# A tiny model of every causal-LM and encoder-decoder type of Transformers; minutes.
 zoo:
 	pytest -m zoo tests/zoo
 

@@ -1,4 +1,4 @@
-"""Tiny random models of every causal-LM type of Transformers.
+"""Tiny random models of every causal-LM and every encoder-decoder type of Transformers.
 
 Sizes are filled in by the names of the configuration's own fields. What that leaves open stands in `EXCEPTIONS`.
 """
@@ -11,12 +11,21 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, BertConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 
 
 TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+# the others that Transformers lists as sequence to sequence are decoders that read audio
+ENCODER_DECODER_TYPES = sorted(
+    model_type
+    for model_type in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    if getattr(CONFIG_MAPPING[model_type], "is_encoder_decoder", False)
+)
 VOCABULARY = 61
 # more parameters than this are a size that was overlooked
 LARGEST = 5_000_000
@@ -28,7 +37,9 @@ def _each(value: Any, names: str) -> dict[str, Any]:
 
 # what a field of a configuration is set to, where a configuration has it
 SIZES: dict[str, Any] = {
-    **_each(VOCABULARY, "vocab_size n_words vocab_size_per_layer_input"),
+    **_each(
+        VOCABULARY, "vocab_size n_words vocab_size_per_layer_input src_vocab_size tgt_vocab_size decoder_vocab_size"
+    ),
     **_each(
         32,
         "hidden_size n_embd d_model emb_dim embedding_size embedding_dim word_embed_proj_dim lru_width dim "
@@ -55,7 +66,7 @@ SIZES: dict[str, Any] = {
         "decoder_attention_heads num_encoder_attention_heads num_decoder_attention_heads swa_num_attention_heads",
     ),
     **_each(2, "num_key_value_heads num_kv_heads num_query_groups swa_num_key_value_heads"),
-    **_each(8, "head_dim dim_head d_head attention_head_dim swa_head_dim global_head_dim kv_channels v_head_dim"),
+    **_each(8, "head_dim dim_head d_head d_kv attention_head_dim swa_head_dim global_head_dim kv_channels v_head_dim"),
     # latent attention, and keys chosen by an index
     **_each(16, "q_lora_rank kv_lora_rank qk_head_dim o_lora_rank adapter_rank"),
     **_each(8, "qk_rope_head_dim qk_nope_head_dim query_pre_attn_scalar index_head_dim index_topk"),
@@ -65,15 +76,23 @@ SIZES: dict[str, Any] = {
     **_each(4, "index_block_size"),
     **_each(2, "index_topk_blocks"),
     # positions and windows, shorter than the texts
-    **_each(256, "max_position_embeddings n_positions n_ctx max_seq_len max_seq_length model_max_length"),
+    **_each(
+        256,
+        "max_position_embeddings n_positions n_ctx max_seq_len max_seq_length model_max_length "
+        "max_encoder_position_embeddings max_decoder_position_embeddings",
+    ),
     **_each(8, "sliding_window window_size attention_window_size swa_window_size sliding_window_size"),
     **_each(4, "rotary_dim"),
-    **_each(16, "attention_chunk_size"),
+    **_each(4, "local_radius global_block_size num_global_tokens"),
+    **_each(8, "relative_attention_num_buckets"),
+    **_each(16, "attention_chunk_size relative_attention_max_distance"),
     **_each(8, "floor_scale log_scaling_n_floor"),
     # experts
     **_each(4, "num_experts num_local_experts n_routed_experts moe_num_experts"),
     **_each(2, "num_experts_per_tok num_experts_per_token moe_k moe_topk moe_top_k experts_per_token"),
     **_each(1, "n_group num_expert_group topk_group n_shared_experts num_shared_experts first_k_dense_replace"),
+    **_each(1, "encoder_sparse_step decoder_sparse_step"),
+    **_each(2, "num_sparse_encoder_layers num_sparse_decoder_layers"),
     **_each(1, "moe_layer_freq zero_expert_num moe_layer_start_index"),
     # recurrent layers
     **_each(8, "state_size mamba_d_state ssm_state_size mamba_chunk_size"),
@@ -101,6 +120,14 @@ DEPTHS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers"}
 KEY_HEADS = {"num_key_value_heads", "num_kv_heads"}
 # a short text, and no end before it is complete
 TEXT: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+# how every encoder-decoder type begins and ends, and no beams
+START: dict[str, Any] = {
+    "decoder_start_token_id": 3,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "eos_token_id": None,
+    "num_beams": 1,
+}
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _BYTES = {"vocab_size": 260, "hidden_size_global": 32}
@@ -149,6 +176,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "inkling2_text": {"unpadded_vocab_size": 61},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "led": {"attention_window": 8},
     "mamba2": {"num_heads": 4, "head_dim": 16},
     "minimax_m3_vl_text": {
         "index_n_heads": 2,
@@ -157,6 +185,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     },
     "musicgen_decoder": {"num_codebooks": 1},
     "musicgen_melody_decoder": {"num_codebooks": 1},
+    "pegasus_x": {"block_size": 8},
     "qwen4_exp_text": {
         "indexer_n_heads": 2,
         "indexer_kv_heads": 1,
@@ -182,14 +211,29 @@ class NotBuilt(Exception):
     """A type that has no tiny model, and why."""
 
 
-def class_name(model_type: str) -> str:
-    """Name of the model's class."""
-    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+def class_name(model_type: str, encoder_decoder: bool = False) -> str:
+    """Name of the model's class: that of a causal LM, or of an encoder-decoder model."""
+    names = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES if encoder_decoder else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    name = names[model_type]
     return name if isinstance(name, str) else name[0]
 
 
-def build(model_type: str) -> PreTrainedModel:
+def reads_apart(model: PreTrainedModel) -> bool:
+    """Whether an encoder reads the prompt, so that the decoder's text begins with a start token."""
+    return bool(model.config.is_encoder_decoder)
+
+
+def text_settings(model: PreTrainedModel) -> dict[str, Any]:
+    """How a model writes its text."""
+    return {**TEXT, "repetition_penalty": 1.5} if reads_apart(model) else TEXT
+
+
+def build(model_type: str, encoder_decoder: bool = False) -> PreTrainedModel:
     """A tiny random model in float32 and evaluation mode, whose text varies where weights can make it vary.
+
+    Args:
+        model_type: one of `TYPES`, or of `ENCODER_DECODER_TYPES`.
+        encoder_decoder: which of the two; some types are in both.
 
     Raises:
         NotBuilt: there is none; the message says why.
@@ -197,7 +241,7 @@ def build(model_type: str) -> PreTrainedModel:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model_class = getattr(transformers, class_name(model_type))
+            model_class = getattr(transformers, class_name(model_type, encoder_decoder))
             config = _config(model_type, model_class)
             with torch.device("meta"):
                 weights = sum(part.numel() for part in model_class._from_config(copy.deepcopy(config)).parameters())
@@ -205,6 +249,8 @@ def build(model_type: str) -> PreTrainedModel:
                 raise NotBuilt(f"its tiny form still has {weights / 1e6:.0f} million weights")
             torch.manual_seed(0)
             model = model_class._from_config(config, dtype=torch.float32).eval()
+            if encoder_decoder:
+                model.generation_config.update(**START)
     except NotBuilt:
         raise
     except Exception as error:
@@ -216,6 +262,10 @@ def build(model_type: str) -> PreTrainedModel:
 def _config(model_type: str, model_class: type[PreTrainedModel]) -> Any:
     """The configuration of a tiny model: that of the text part alone, where the class takes it."""
     config_class = CONFIG_MAPPING[model_type]
+    if model_type == "encoder-decoder":
+        encoder, decoder = _shrunk(BertConfig), _shrunk(BertConfig)
+        encoder.is_decoder = False
+        return config_class.from_encoder_decoder_configs(encoder, decoder, pad_token_id=0)
     if model_class.config_class in getattr(config_class, "sub_configs", {}).values():
         config_class = model_class.config_class
     return _shrunk(config_class)
@@ -234,6 +284,9 @@ def _shrunk(config_class: Any) -> Any:
     for name, some in kinds.items():
         settings[name] = some + some[-1:] * (depth - len(some))
     settings |= dict.fromkeys(DEPTHS & settings.keys(), depth)
+    if given.get("is_encoder_decoder"):
+        # the classes themselves say which of their parts is the decoder
+        settings.pop("is_decoder", None)
     if given.get("sliding_window") is None:
         settings.pop("sliding_window", None)
     if given.get("num_key_value_heads") == given.get("num_attention_heads"):
@@ -248,17 +301,21 @@ def _shrunk(config_class: Any) -> Any:
 def _enliven(model: PreTrainedModel) -> None:
     """Draws weights until the text varies: texts that repeat themselves would agree whatever is wrong."""
     initial = {name: weights.detach().clone() for name, weights in model.named_parameters()}
-    prompt = torch.arange(3, 15)[None]
+    prompts = torch.arange(3, 15)[None]
+    start = prompts.shape[1]
+    if reads_apart(model):
+        # every text begins with the same token
+        prompts, start = torch.cat([prompts, prompts + 20, prompts + 40]), 1
     tried = []
     for seed, spread in enumerate((0.3, 0.3, 0.15, 0.6, 0.1, 1.0)):
         _draw(model, initial, spread, seed)
         try:
-            text = model.generate(prompt, **TEXT)[0, prompt.shape[1] :]
+            texts = model.generate(prompts, **text_settings(model))[:, start:]
         except Exception:
             # whoever uses the model will be told
             return
-        tried.append((len(set(text.tolist())), spread, seed))
-        if tried[-1][0] >= len(text) // 2:
+        tried.append((min(len(set(text)) for text in texts.tolist()), spread, seed))
+        if tried[-1][0] >= texts.shape[1] // 2:
             return
     _draw(model, initial, *max(tried)[1:])
 

@@ -21,14 +21,14 @@ import hf_exactassist
 from hf_exactassist import AssistStats
 from hf_exactassist.models import admission, compat
 
-from .build import TEXT, VOCABULARY, NotBuilt, build, class_name, noisy
+from .build import VOCABULARY, NotBuilt, build, class_name, noisy, reads_apart, text_settings
 
 
 LENGTHS = (12, 7, 3)
 DRAFT_TOKENS = 4
 SECONDS = 60
 # tried in turn until some drafts are accepted and some are not
-NOISES = (0.05, 0.15, 0.02, 0.4, 0.008)
+NOISES = (0.05, 0.15, 0.02, 0.4, 0.008, 0.003)
 WANTED = (0.3, 0.9)
 # a text of fewer different tokens says little
 VARIED = 5
@@ -50,7 +50,7 @@ class Outcome:
         class_name: the model's class.
         strategy: how the package runs it; empty if that was never asked, or it does not run it.
         alone: status of two prompts, each at batch 1.
-        batch: status of three rows of different length, padded on the left.
+        batch: status of three rows of different length, padded on the left, for an encoder on the right.
         acceptance: accepted drafts per drafted one at batch 1; `None` without drafts.
         detail: what went wrong, or why it is not run in the best way.
     """
@@ -94,27 +94,27 @@ def _limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def trial(model_type: str) -> Outcome:
-    """Builds a tiny model of a type and compares assisted with plain text."""
-    outcome = Outcome(model_type, class_name(model_type))
+def trial(model_type: str, encoder_decoder: bool = False) -> Outcome:
+    """Builds a tiny model of a type, a causal LM or an encoder-decoder, and compares assisted with plain text."""
+    outcome = Outcome(model_type, class_name(model_type, encoder_decoder))
     # some models print what they do not understand at every step
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
             with _limited(SECONDS):
-                _run(outcome)
+                _run(outcome, encoder_decoder)
         except _TooLong:
             outcome.end(CRASHED, f"It took more than {SECONDS} seconds.")
     return outcome
 
 
-def _run(outcome: Outcome) -> None:
+def _run(outcome: Outcome, encoder_decoder: bool) -> None:
     try:
-        model = build(outcome.model_type)
+        model = build(outcome.model_type, encoder_decoder)
     except NotBuilt as error:
         outcome.end(NOT_BUILT, str(error))
         return
-    batch = _batch(min(VOCABULARY, compat.text_config(model).vocab_size))
+    batch = _batch(model)
     rows = [_row(batch, i) for i in range(len(LENGTHS))]
     try:
         expected = [_plain(model, row) for row in rows]
@@ -123,6 +123,8 @@ def _run(outcome: Outcome) -> None:
         return
     if max(len(set(text[0].tolist())) for text in expected) < VARIED:
         outcome.say("Its texts hardly vary.")
+    if reads_apart(model) and torch.equal(expected[0], expected[1]):
+        outcome.say("Its texts do not depend on what its encoder reads.")
     try:
         admitted = admission.admit(model)
     except Exception as error:
@@ -148,33 +150,40 @@ def _run(outcome: Outcome) -> None:
     outcome.batch, _ = _compare(outcome, model, chosen, [batch], [torch.cat(expected)])
 
 
-def _batch(vocabulary: int) -> Inputs:
-    """Prompts of different length, padded on the left."""
+def _batch(model: PreTrainedModel) -> Inputs:
+    """Prompts of different length: a decoder's are padded on the left, an encoder's on the right."""
     generator, width = torch.Generator().manual_seed(3), max(LENGTHS)
-    ids = torch.zeros(len(LENGTHS), width, dtype=torch.long)
+    vocabulary = min(VOCABULARY, compat.text_config(model).vocab_size)
+    ids = torch.full((len(LENGTHS), width), text_settings(model)["pad_token_id"])
     mask = torch.zeros_like(ids)
     for row, length in enumerate(LENGTHS):
-        ids[row, width - length :] = torch.randint(3, vocabulary, (length,), generator=generator)
-        mask[row, width - length :] = 1
+        columns = slice(length) if reads_apart(model) else slice(width - length, width)
+        ids[row, columns] = torch.randint(3, vocabulary, (length,), generator=generator)
+        mask[row, columns] = 1
     return {"input_ids": ids, "attention_mask": mask}
 
 
 def _row(batch: Inputs, row: int) -> Inputs:
     """One row of a batch without its padding."""
-    length = int(batch["attention_mask"][row].sum())
-    return {name: part[row : row + 1, -length:] for name, part in batch.items()}
+    kept = batch["attention_mask"][row].bool()
+    return {name: part[row : row + 1, kept] for name, part in batch.items()}
+
+
+def _new(model: PreTrainedModel, inputs: Inputs, sequences: torch.Tensor) -> torch.Tensor:
+    """The new tokens in what `generate` returned."""
+    return sequences[:, 1 if reads_apart(model) else inputs["input_ids"].shape[1] :]
 
 
 def _plain(model: PreTrainedModel, inputs: Inputs) -> torch.Tensor:
     """New tokens of plain `generate`."""
-    return model.generate(**inputs, **TEXT)[:, inputs["input_ids"].shape[1] :]
+    return _new(model, inputs, model.generate(**inputs, **text_settings(model)))
 
 
 def _assisted(model: PreTrainedModel, assistant: PreTrainedModel, inputs: Inputs) -> tuple[torch.Tensor, AssistStats]:
     """New tokens with an assistant, and its counters."""
     settings = {"assistant_model": assistant, "num_assistant_tokens": DRAFT_TOKENS, "return_dict_in_generate": True}
-    output = hf_exactassist.generate(model, **inputs, **TEXT, **settings)
-    return output.sequences[:, inputs["input_ids"].shape[1] :], output.assist_stats
+    output = hf_exactassist.generate(model, **inputs, **text_settings(model), **settings)
+    return _new(model, inputs, output.sequences), output.assist_stats
 
 
 def _compare(
