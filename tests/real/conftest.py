@@ -72,6 +72,16 @@ def draft_folder() -> Path:
     return _folder("smollm2-draft70")
 
 
+@pytest.fixture(scope="session")
+def whisper_folder() -> Path:
+    return _folder("whisper")
+
+
+@pytest.fixture(scope="session")
+def whisper_draft_folder() -> Path:
+    return _folder("whisper-draft70")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def two_threads():
     """These models are large enough to gain from a second thread."""
