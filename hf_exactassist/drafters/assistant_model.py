@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..errors import UnsupportedArgument
 from ..memory import is_out_of_memory
 from ..models import admission, checks, inputs
-from ..models.compat import forward_parameters, is_encoder_decoder, position_limit
+from ..models.compat import forward_parameters, is_encoder_decoder, model_device, position_limit
 from ..models.encoder import EncoderReading
 from ..models.lone_rows import LoneRows
 from ..models.runner import RowRunner
@@ -212,8 +212,11 @@ class AssistantModelDrafter(Drafter):
             # always said, as `generate` does: some classes count from elsewhere by themselves
             last = None if self._position_limit is None else self._position_limit - 1
             kwargs["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(0, last)
+        # the assistant may stand elsewhere, and not every class of Transformers moves what it is shown
+        device = model_device(self.model, ids.device)
+        kwargs = {name: part.to(device) if isinstance(part, torch.Tensor) else part for name, part in kwargs.items()}
         runner = admission.runner_for(self.model, self._position_limit)
-        logits = runner.prefill(self._readable(ids), GenerationConfig(), kwargs).logits[:, -1:]
+        logits = runner.prefill(self._readable(ids).to(device), GenerationConfig(), kwargs).logits[:, -1:]
         # only now, and the runner last: a failed reading leaves nothing behind
         self.forwards += 1
         self._confirmed = dict.fromkeys(rows.active, columns)
