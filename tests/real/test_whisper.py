@@ -8,7 +8,7 @@ import torch
 from transformers import WhisperForCausalLM, WhisperForConditionalGeneration, WhisperProcessor, pipeline
 
 import hf_exactassist
-from hf_exactassist import UnsupportedArgument
+from hf_exactassist import UnsupportedDecodingMode
 from tests.real.speech import CLIPS, PASSAGE, RATE, SENTENCE, spoken
 
 
@@ -198,7 +198,7 @@ def test_pipelines_transcribe_the_same(target, assistants, processor, place, bat
     hf_exactassist.enable(target)
     try:
         assert transcribe(given, {"num_beams": 1, **chosen}) == plain
-        with pytest.raises(UnsupportedArgument, match="num_beams"):
+        with pytest.raises(UnsupportedDecodingMode, match="num_beams"):
             transcribe(given, {**chosen})
     finally:
         hf_exactassist.disable(target)
