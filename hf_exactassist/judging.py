@@ -103,21 +103,18 @@ class Judge:
             terminal[plain, :1] = ordinary
         return Uniforms(self.noise.block(ACCEPT, active, positions, width), terminal)
 
-    def near_ties(self, scores: torch.Tensor, published: Sequence[int]) -> int:
-        """How many of a round's published tokens were chosen greedily by no more than rounding in half precision.
+    def near_ties(self, scores: torch.Tensor) -> torch.Tensor:
+        """Where a token is chosen greedily by no more than rounding in half precision.
 
         Args:
             scores (`torch.Tensor` of shape `(A, K + 1, V)`): the target's processed scores.
-            published (`Sequence[int]`): tokens each row publishes.
 
         Returns:
-            `int`: 0 for wider dtypes and where the call samples.
+            `torch.LongTensor` of shape `(A, K + 1)`: ones and zeros; no columns for wider dtypes and sampled calls.
         """
         if self.coupling != "greedy" or self._dtype not in (torch.float16, torch.bfloat16) or scores.shape[-1] < 2:
-            return 0
-        places = torch.arange(scores.shape[1], device=scores.device)
-        reached = places < torch.tensor(published, device=scores.device)[:, None]
-        return int((near_ties(scores, self._dtype) & reached).sum())
+            return torch.zeros((len(scores), 0), dtype=torch.long, device=scores.device)
+        return near_ties(scores, self._dtype).long()
 
     def spent(self, draft: Draft, accepted: Sequence[int], published: Sequence[int]) -> tuple[Spent, ...]:
         """How many numbers decided something in a round: those of what was reached before a row's stop.

@@ -392,8 +392,11 @@ class Session:
         self.standing.require(verification.coordinate, "This verification")
         draft = verification.draft
         known = torch.cat([verification.frontier[:, None], verification.read], dim=1).to(self.rows.ids.device)
-        table = torch.cat([draft.tokens, verdict.terminal[:, None], verdict.accepted[:, None], known], dim=1).tolist()
+        # one transfer from the device for all that is decided
+        columns = [draft.tokens, verdict.terminal[:, None], verdict.accepted[:, None], known]
+        table = torch.cat([*columns, self.judging.near_ties(scores)], dim=1).tolist()
         width = draft.tokens.shape[1]
+        ties = width + 2 + known.shape[1]
         accepted = tuple(row[width + 1] for row in table)
         tokens = [[*row[:count], row[width]] for row, count in zip(table, accepted, strict=True)]
         if max(row[-1] for row in tokens) >= scores.shape[-1]:
@@ -412,13 +415,13 @@ class Session:
             [row[:length] for row, length in zip(table, draft.lengths, strict=True)],
             verification.starts,
             [row[width + 2] for row in table],
-            [row[width + 3 :] for row in table],
+            [row[width + 3 : ties] for row in table],
             accepted,
             kept,
             stops,
             self.judging.spent(draft, accepted, [len(row) for row in kept]),
             self.processors.state_hash,
-            self.judging.near_ties(scores, [len(row) for row in kept]),
+            sum(sum(row[ties : ties + len(new)]) for row, new in zip(table, kept, strict=True)),
         )
         self.listeners.staged[commit] = self._deliveries(commit, draft, scores)
         return commit

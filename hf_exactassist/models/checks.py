@@ -207,6 +207,11 @@ def check_cache(cache: Any, any_layers: bool = False) -> None:
     """
     if any_layers and type(cache) is QuantizedCache:
         return
+    if any_layers and type(cache) is StaticCache:
+        raise UnsupportedCache(
+            "The rows of this model run one by one over caches of their own, which are not static: pass "
+            '`cache_implementation="dynamic"`, or leave the cache out.'
+        )
     known = type(cache) is DynamicCache or (type(cache) is StaticCache and not any_layers)
     kinds = {type(layer) for layer in cache.layers} if known else {type(cache)}
     if not known or not (any_layers or kinds <= _KINDS[type(cache)]):

@@ -131,11 +131,6 @@ def reads_encoder(model: PreTrainedModel) -> bool:
     return is_encoder_decoder(model) or "encoder_outputs" in forward_parameters(model)
 
 
-def main_input(model: PreTrainedModel) -> str:
-    """Name of what the model, or its encoder, reads."""
-    return model.main_input_name
-
-
 def encoder_width(model: PreTrainedModel) -> int:
     """Columns of the encoder outputs that the model's decoder takes."""
     config = getattr(model.config, "encoder", None) or model.config

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import InvalidArgument, UnsupportedArgument
+from ..memory import is_out_of_memory
 from . import compat
 
 
@@ -85,7 +86,6 @@ class EncoderReading:
     ) -> None:
         self.model, self.batch = model, batch
         self._outputs: Any = None
-        self._inputs: dict[str, torch.Tensor] = {}
         self._mask = arguments.get("attention_mask") if compat.is_encoder_decoder(model) else None
         said = arguments.get("encoder_outputs")
         if not compat.reads_encoder(model):
@@ -114,28 +114,42 @@ class EncoderReading:
         else:
             known = inspect.signature(model.get_encoder().forward).parameters
             read = {part: value for part, value in inputs.items() if part in known and isinstance(value, torch.Tensor)}
-            main = compat.main_input(target)
+            main = target.main_input_name
             if main not in read:
                 raise InvalidArgument(
                     f"The target's encoder reads `{main}`, and that of the assistant {name} was not given any or does "
                     "not take it: choose an assistant of the same kind, and pass the inputs themselves."
                 )
-            self._inputs = read
+            self._outputs = self._read(read, batch)
+
+    @torch.no_grad()
+    def _read(self, inputs: dict[str, torch.Tensor], batch: int) -> Any:
+        """What the assistant's own encoder says, a row of the call each; now, while a refusal comes in time."""
+        device, dtype = compat.model_device(self.model, torch.device("cpu")), self.model.dtype
+        given = {
+            name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
+            for name, value in inputs.items()
+        }
+        try:
+            outputs = self.model.get_encoder()(**given, return_dict=True)
+        except Exception as error:  # whatever a model says of inputs that are not its own
+            if is_out_of_memory(error):
+                raise
+            what = ", ".join(sorted(inputs))
+            raise InvalidArgument(
+                f"The encoder of the assistant {type(self.model).__name__} cannot read the {what} of this call "
+                f"({type(error).__name__}: {error}): choose an assistant made for the same inputs (audio "
+                "features, vocabulary), one that shares the target's encoder, or one that is a decoder alone."
+            ) from error
+        prompts = len(next(iter(inputs.values())))
+        return compat.rows_of(outputs, [row * prompts // batch for row in range(batch)], prompts)
 
     def of_rows(self, rows: Sequence[int]) -> dict[str, Any]:
-        """Forward arguments of some rows of the call; an encoder of the assistant's own is run for them."""
+        """Forward arguments of some rows of the call."""
+        if self._outputs is None:
+            return {}
         device = compat.model_device(self.model, torch.device("cpu"))
         mask = {} if self._mask is None else {"attention_mask": self._mask[list(rows)].to(device)}
-        if self._outputs is not None:
-            outputs = compat.rows_of(self._outputs, rows, self.batch)
-        elif self._inputs:
-            copies = self.batch // len(next(iter(self._inputs.values())))
-            # rows of one prompt share a reading
-            prompts = sorted({row // copies for row in rows})
-            read = {name: value[prompts].to(device) for name, value in self._inputs.items()}
-            outputs = self.model.get_encoder()(**read, return_dict=True)
-            outputs = compat.rows_of(outputs, [prompts.index(row // copies) for row in rows], len(prompts))
-        else:
-            return {}
+        outputs = compat.rows_of(self._outputs, rows, self.batch)
         outputs["last_hidden_state"] = outputs[0].to(device, self.model.dtype)
         return {"encoder_outputs": outputs, **mask}

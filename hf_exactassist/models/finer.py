@@ -39,6 +39,9 @@ def computing_in(dtype: torch.dtype, model: PreTrainedModel) -> PreTrainedModel 
         exact = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     except Exception:  # whatever hangs on a model and cannot be copied
         return None
+    if hasattr(exact, "set_experts_implementation"):
+        # the kernel that groups experts takes no doubles; the copy has a configuration of its own
+        exact.set_experts_implementation("eager")
     blocks = set(getattr(model, "_no_split_modules", None) or ())
     for module in [*exact.modules()]:
         # what a block computes with may be weights of modules that it never calls

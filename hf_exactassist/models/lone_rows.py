@@ -122,11 +122,12 @@ class LoneRows:
             for name, part in grown.items()
         }
         cache = kwargs.pop(self._cache_argument, None)
-        past = {self._cache_argument: copy.deepcopy(cache)} if self.cached and cache is not None else {}
+        carries = self.cached and cache is not None
+        past, empty = ({self._cache_argument: snapshot.copied(cache)} if carries else {} for _ in range(2))
         if not self.cached:
             kwargs["use_cache"] = False
         arguments = {name: compat.rows_of(value, [i], len(input_ids)) for name, value in kwargs.items()}
-        return _Row(pad, arguments, per_token, past, copy.deepcopy(past))
+        return _Row(pad, arguments, per_token, past, empty)
 
     def _carry(self, row: _Row, outputs: Any, length: int) -> None:
         if self.cached:
@@ -208,7 +209,7 @@ class LoneRows:
                     self._put_back(row, held)
                     row.length = at
                 else:
-                    row.past, row.length = copy.deepcopy(row.empty), 0
+                    row.past, row.length = {name: snapshot.copied(part) for name, part in row.empty.items()}, 0
         first = row.pad + row.length
         return self.cache.tokens[i, first : row.pad + length]
 

@@ -189,7 +189,7 @@ def _encoder_arguments(model: PreTrainedModel, rows: int) -> dict[str, Any]:
     if not compat.reads_encoder(model):
         return {}
     device = compat.model_device(model, torch.device("cpu"))
-    if compat.is_encoder_decoder(model) and compat.main_input(model) == "input_ids":
+    if compat.is_encoder_decoder(model) and model.main_input_name == "input_ids":
         # ids that every vocabulary has
         read = torch.tensor([_PROMPTS[1]] * rows, device=device) % 3
         mask = torch.ones_like(read)

@@ -77,8 +77,8 @@ class RowLayer(CacheLayerMixin):
     def load(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
         """Takes over states of another cache as the last slots below `length`; a sliding layer may hold fewer."""
         self.lazy_initialization(keys, values)
-        self._reserve(length)
-        held = min(keys.shape[2], keys.shape[2] if self.ring is None else self.ring.size)
+        self._reserve(length if self.ring is None else min(length, self.ring.size))
+        held = keys.shape[2] if self.ring is None else min(keys.shape[2], self.ring.size)
         places = self.places(length - held, length)
         self.keys[:, :, places] = keys[:, :, keys.shape[2] - held :]
         self.values[:, :, places] = values[:, :, values.shape[2] - held :]

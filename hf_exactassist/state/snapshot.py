@@ -14,7 +14,13 @@ from typing import Any
 
 import torch
 from transformers import cache_utils
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+    QuantizedCache,
+)
 
 
 def _classes(*names: str) -> tuple[type, ...]:
@@ -33,6 +39,15 @@ _LENGTH = "length of keys and values"
 def layers_of(cache: Cache) -> list[Any]:
     """The layers that grow with the text; what a decoder knows of its encoder stays as it is."""
     return cache.self_attention_cache.layers if isinstance(cache, EncoderDecoderCache) else cache.layers
+
+
+def copied(cache: Cache | None) -> Cache | None:
+    """A cache that goes on by itself. Quantized layers write nothing in place, and not all of them can be copied."""
+    if not isinstance(cache, QuantizedCache):
+        return copy.deepcopy(cache)
+    other = copy.copy(cache)
+    other.layers = [copy.copy(layer) for layer in cache.layers]
+    return other
 
 
 def take(cache: Cache) -> list[dict[str, Any]]:

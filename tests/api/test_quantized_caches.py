@@ -9,6 +9,7 @@ from transformers import QuantizedCache
 
 import hf_exactassist
 from hf_exactassist.models import compat
+from hf_exactassist.state.snapshot import copied
 from hf_exactassist.verification.enumeration import total_variation
 from tests.api.helpers import drafts_were_mixed
 from tests.exactness.walk import law
@@ -112,6 +113,12 @@ def test_a_cache_that_is_passed_in_holds_the_whole_text(target, cache):
     assert ours.tolist() == plain.tolist()
     last = [target(plain[:, -1:], **{compat.CACHE_ARGUMENT: part}).logits for part in held.values()]
     torch.testing.assert_close(*last, atol=1e-4, rtol=1e-4)
+    # and a later call goes on with it
+    longer = {"input_ids": torch.cat([plain, prompts([3], seed=4)["input_ids"]], dim=1)}
+    texts = [target.generate(**longer, **GREEDY, **{compat.CACHE_ARGUMENT: copied(held["plain"])})]
+    settings = {**GREEDY, compat.CACHE_ARGUMENT: copied(held["plain"])}
+    texts.append(hf_exactassist.generate(target, **longer, **settings, assistant_model=noisy(target, 0.008)))
+    assert texts[0].tolist() == texts[1].tolist()
     with pytest.raises(hf_exactassist.UnsupportedCache, match="one by one"):
         held = {compat.CACHE_ARGUMENT: QuantizedCache(config=target.config, **config)}
         hf_exactassist.generate(target, **prompts([9, 4]), **GREEDY, **held, assistant_model=noisy(target, 0.008))

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 import hf_exactassist
 from hf_exactassist.models import admission, finer, probes
@@ -56,6 +57,29 @@ def test_copies_compute_as_converted_models_do_and_leave_the_weights_alone(dtype
     assert model.dtype == dtype
     for name, tensor in model.state_dict().items():
         assert tensor.data_ptr() == before[name][0] and torch.equal(tensor, before[name][1])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_experts_that_take_no_doubles_are_looked_at_one_by_one(seed):
+    """Kernels that group experts know no float64, where alone rounding and structure can be told apart."""
+    sizes = {
+        "vocab_size": 101, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+        "max_position_embeddings": 512, "layer_types": ["linear_attention", "full_attention"],
+    }  # fmt: skip
+    torch.manual_seed(seed)
+    model = Qwen3NextForCausalLM(Qwen3NextConfig(**sizes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.copy_(torch.randn_like(parameter) * 0.3)
+    before = model.config._experts_implementation
+    assert admission.admit(model).strategy == "row by row"
+    assert model.config._experts_implementation == before
+    copied = finer.computing_in(torch.float64, model)
+    assert copied(torch.tensor([[5, 9, 3]])).logits.dtype == torch.float64
 
 
 def test_weights_are_put_back_after_a_forward_that_fails():
