@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .api import disable, enable, generate, is_enabled, start
     from .decoding import AssistedDecoding
     from .session import Session
+    from .state.transactional import TransactionalLogitsProcessor
     from .telemetry import AssistStats
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Session",
     "StaleRound",
     "StatefulProcessor",
+    "TransactionalLogitsProcessor",
     "UnsupportedArchitecture",
     "UnsupportedArgument",
     "UnsupportedCache",
@@ -57,6 +59,7 @@ _HOMES = {
     "AssistStats": "telemetry",
     "AssistedDecoding": "decoding",
     "Session": "session",
+    "TransactionalLogitsProcessor": "state.transactional",
     "disable": "api",
     "enable": "api",
     "generate": "api",

@@ -13,9 +13,9 @@ from .options import Options
 from .randomness import ACCEPT, ORDINARY, TERMINAL, Noise, SharedNoise, default_generator, draw_seed
 from .records import Draft, Spent, Uniforms, Verdict
 from .state.rows import Rows
-from .verification.coupling import verify_sampled
-from .verification.greedy import near_ties, verify_greedy
-from .verification.shared_noise import verify_shared
+from .verification.coupling import keeps, verify_sampled
+from .verification.greedy import keeps_greedy, near_ties, verify_greedy
+from .verification.shared_noise import keeps_shared, verify_shared
 
 
 class Judge:
@@ -71,26 +71,51 @@ class Judge:
             streams = {"kind": "torch", "state": hashlib.sha256(state).hexdigest()}
         return {"coupling": self.coupling, "streams": streams}
 
-    def judge(self, scores: torch.Tensor, draft: Draft) -> Verdict:
+    def keeps(self, scores: torch.Tensor, draft: Draft, rows: Sequence[int], place: int) -> list[bool]:
+        """Whether the target keeps one draft token of some rows, all of whose earlier ones it kept.
+
+        Args:
+            scores (`torch.Tensor` of shape `(len(rows), V)`): the target's processed scores at that place.
+            draft (`Draft`): the draft of every active row.
+            rows (`Sequence[int]`): places among the active rows.
+            place (`int`): the token's place in the draft.
+
+        Returns:
+            `list[bool]`: the same as [`judge`] says of the whole block.
+        """
+        tokens = draft.tokens[list(rows), place]
+        active = [self.rows.active[i] for i in rows]
+        if self.shared_noise is not None:
+            steps = [self.rows.steps()[i] + place for i in rows]
+            kept = keeps_shared(scores, tokens, self.shared_noise.block(active, steps, 1)[:, 0])
+        elif self.noise is None:
+            kept = keeps_greedy(scores, tokens)
+        else:
+            numbers = self.noise.block(ACCEPT, active, [self.rows.positions()[i] + place for i in rows], 1)[:, 0]
+            probs = None if draft.probs is None else draft.probs[list(rows), place]
+            kept = keeps(scores, tokens, probs, numbers.to(scores.device))
+        return kept.tolist()
+
+    def judge(self, scores: torch.Tensor, draft: Draft, accepted: Sequence[int] | None = None) -> Verdict:
         """Accepts a prefix of each draft and chooses the token after it.
 
         Args:
             scores (`torch.Tensor` of shape `(A, K + 1, V)`): the target's processed scores.
             draft (`Draft`): the draft of every active row.
+            accepted (`Sequence[int]`, *optional*): tokens kept of each row, where [`keeps`] has said so.
 
         Returns:
             `Verdict`: a function of scores, draft, seed and positions.
         """
+        known = None if accepted is None else torch.tensor(accepted, device=scores.device)
         if self.shared_noise is not None:
-            return verify_shared(
-                scores, draft, self.shared_noise.block(self.rows.active, self.rows.steps(), draft.width + 1)
-            )
+            noise = self.shared_noise.block(self.rows.active, self.rows.steps(), draft.width + 1)
+            return verify_shared(scores, draft, noise, known)
         if self.noise is None:
-            return verify_greedy(scores, draft)
+            return verify_greedy(scores, draft, known)
         uniforms = self.uniforms(draft)
-        return verify_sampled(
-            scores, draft, Uniforms(uniforms.accept.to(scores.device), uniforms.terminal.to(scores.device))
-        )
+        numbers = Uniforms(uniforms.accept.to(scores.device), uniforms.terminal.to(scores.device))
+        return verify_sampled(scores, draft, numbers, known)
 
     def uniforms(self, draft: Draft) -> Uniforms:
         """The numbers a draft is judged with under maximal coupling; rows without a draft draw as plain decoding."""

@@ -74,19 +74,33 @@ class StepRecorder:
         """
         self.slots_after_prefill, self.windows = slots, windows
 
-    def record(self, logits: torch.Tensor, scores: torch.Tensor, outputs: Any, counts: Sequence[int]) -> None:
-        """Adds a round before it is published. What stopping takes back is overwritten or cut off later.
+    def record_scores(
+        self, logits: torch.Tensor, scores: torch.Tensor, active: Sequence[int], places: Sequence[int]
+    ) -> None:
+        """Adds places of a block before they are published. What is not is overwritten or cut off later.
 
         Args:
             logits (`torch.Tensor` of shape `(A, W, V)`): raw logits of the active rows' block.
             scores (`torch.Tensor` of shape `(A, W, V)`): processed ones.
+            active (`Sequence[int]`): for each place to add, its row among the active ones.
+            places (`Sequence[int]`): and its place in the block.
+        """
+        starts, rows = self._steps([0] * len(logits)), self.rows.active
+        for table, block in ((self.scores, scores), (self.logits, logits)):
+            if table is None:
+                continue
+            for i, place in zip(active, places, strict=True):
+                while len(table) <= starts[i] + place:
+                    table.append(block.new_zeros((self.rows.batch, block.shape[-1])))
+                table[starts[i] + place][rows[i]] = block[i, place]
+
+    def record_layers(self, outputs: Any, counts: Sequence[int]) -> None:
+        """Adds hidden states and attentions of a round before it is published.
+
+        Args:
             outputs (`ModelOutput`): the forward's outputs.
             counts (`Sequence[int]`): tokens each active row may publish in this round.
         """
-        if self.scores is not None:
-            self._add_rows(self.scores, scores, counts)
-        if self.logits is not None:
-            self._add_rows(self.logits, logits, counts)
         first = all(length == self.rows.prompt_length for length in self.rows.lengths)
         for name, table in self.layers.items():
             layers: Any = getattr(outputs, name, None)
@@ -105,14 +119,6 @@ class StepRecorder:
             length - self.rows.prompt_length + count
             for length, count in zip(self.rows.active_lengths(), counts, strict=True)
         ]
-
-    def _add_rows(self, table: list[torch.Tensor], block: torch.Tensor, counts: Sequence[int]) -> None:
-        for i, (row, end) in enumerate(zip(self.rows.active, self._steps(counts), strict=True)):
-            start = end - counts[i]
-            while len(table) < end:
-                table.append(block.new_zeros((self.rows.batch, block.shape[-1])))
-            for step in range(start, end):
-                table[step][row] = block[i, step - start]
 
     def _add_layers(
         self, table: list[Any], name: str, layers: Sequence[torch.Tensor | None], counts: Sequence[int]

@@ -201,6 +201,27 @@ class Verification:
 
 
 @dataclass(frozen=True)
+class Processed:
+    """What the processors made of a block. Tuples have one entry per active row.
+
+    Attributes:
+        logits (`torch.Tensor` of shape `(A, K + 1, V)`): float32.
+        scores (`torch.Tensor` of shape `(A, K + 1, V)`): processed; zeros where nothing is to be judged.
+        limits (`tuple[int, ...]`): places with scores, and so tokens that can be published.
+        accepted (`tuple[int, ...]`, *optional*): kept draft tokens, where the block was gone through place by place.
+        asked (`tuple[int, ...]`): columns up to which stopping criteria have been asked.
+        stops (`tuple[int | None, ...]`): length in columns at which one of them first held.
+    """
+
+    logits: torch.Tensor
+    scores: torch.Tensor
+    limits: tuple[int, ...]
+    accepted: tuple[int, ...] | None
+    asked: tuple[int, ...]
+    stops: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
 class RoundCommit(Commit):
     """One round, ready to be published (contract 0x06E). Tuples have one entry per row that takes part.
 
@@ -208,8 +229,8 @@ class RoundCommit(Commit):
         request_id (`str`): the call.
         round_id (`str`): the round within all calls.
         coordinate (`Coordinate`): the state the round starts from; its `generation` must still be the call's.
-        terminal (`tuple[str, ...]`): `"recovered"`, `"bonus"`, or `"stop"` for rows cut inside their accepted tokens,
-            which end in none.
+        terminal (`tuple[str, ...]`): `"recovered"`, `"bonus"`, or for rows cut inside their accepted tokens, which end
+            in none, `"stop"`, or `"held"` where they wait for the other rows of the batch.
         committed_kv (`tuple[tuple[int, ...], ...]`): tokens whose keys and values become part of the cache.
         discarded_kv (`tuple[tuple[int, ...], ...]`): draft tokens whose keys and values are forgotten.
         spent_before (`tuple[Spent, ...]`): random numbers used up before the round.

@@ -21,15 +21,16 @@ from .models import admission, checks, compat, identity, inputs
 from .models.lone_rows import LoneRows
 from .options import Options
 from .output import AssistedOutput, StepRecorder
-from .records import Coordinate, Draft, Proposal, RoundCommit, Verdict, Verification
+from .records import Coordinate, Draft, Processed, Proposal, RoundCommit, Verdict, Verification
 from .schedules import DraftSchedule
 from .scoring import Scorer
 from .standing import Standing
 from .state import manifest, transaction
 from .state.caller_cache import keeper
-from .state.positions import processed_scores
+from .state.positions import process_block, process_in_order
 from .state.processors import ProcessorPipeline
-from .state.rows import Rows
+from .state.recall import Memory, Recall
+from .state.rows import Rows, fed
 from .state.stopping import StoppingRules
 from .telemetry import AssistStats
 
@@ -128,8 +129,14 @@ class Session:
             if self.recorder.scores is None
             else (torch.zeros(self.rows.batch, vocabulary, device=input_ids.device),)
         )
-        self.rules.check_batch(input_ids, example)
+        self.rules.prepare(input_ids, example)
         self.processors = ProcessorPipeline(logits_processor, input_ids, vocabulary)
+        self._in_step = ", ".join([*self.processors.in_step, *self.rules.in_step]) or None
+        self.rows.in_step = self._in_step is not None
+        self.recall = Recall([*self.processors.remembering, *self.rules.remembering], self.processors.read)
+        self.rows.state = dataclasses.replace(self.rows.state, memory=self._remembered([]))
+        # of each staged commit, what processors and criteria would remember after it
+        self._memories: dict[RoundCommit, Memory] = {}
         self.log = None if options.telemetry is None else AcceptanceLog(options.telemetry)
         # last of all that may refuse, as it may draw a seed
         self.judging = Judge(bool(generation_config.do_sample), options, self.rows, vocabulary, model.dtype)
@@ -145,6 +152,7 @@ class Session:
                 model,
                 model_kwargs,
                 encoder_inputs,
+                self.recall,
             )
         )
         self.request_id = uuid.uuid4().hex
@@ -181,6 +189,7 @@ class Session:
             target_forwards=self.scorer.target.forwards,
             draft_forwards=self.drafter.forwards,
             serial=self.serial,
+            in_step=self._in_step,
         )
 
     @property
@@ -244,12 +253,12 @@ class Session:
             lap("propose")
             verification = self.score(proposal, wanted)
         lap("score")
-        logits, scores = self.process(verification)
+        processed = self.process(verification)
         lap("process")
-        verdict = self.judge(scores, verification.draft)
+        verdict = self.judge(processed, verification.draft)
         lap("judge")
         try:
-            return self.stage(verification, verdict, logits, scores)
+            return self.stage(verification, processed, verdict)
         except BrokenRound:
             # perhaps the frontier itself was read wrongly
             self.scorer.forget_frontier()
@@ -341,10 +350,11 @@ class Session:
         """Draft length of each row: a share of what the schedule wants, with room left for the terminal token."""
         if self.rows.state.generation == 0 or self.serial:
             return [0] * len(self.rows.active)
-        return [
+        wanted = [
             max(min(int(self.schedule.length(row) * share), budget - 1), 0)
             for row, budget in zip(self.rows.active, self.rows.budgets(), strict=True)
         ]
+        return [min(wanted)] * len(wanted) if self.rows.in_step else wanted
 
     def propose(self, wanted: Sequence[int]) -> Proposal:
         """Drafts for every active row."""
@@ -370,18 +380,32 @@ class Session:
         frontier = self.scorer.frontier_read()
         return Verification(proposal.coordinate, proposal.draft, outputs, starts, read, frontier)
 
-    def process(self, verification: Verification) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and processed scores, `(A, K + 1, V)`, of every position that has a prefix."""
-        logits = verification.outputs.logits.to(self.rows.ids.device, torch.float32)
-        return logits, processed_scores(self.processors, self.rules, self.rows, verification.draft, logits)
+    def process(self, verification: Verification) -> Processed:
+        """Processed scores; where they depend on the tokens before them, as far as the draft is kept."""
+        logits, draft = verification.outputs.logits.to(self.rows.ids.device, torch.float32), verification.draft
+        self.recall.settle(self.rows.state.memory)
+        self.recall.leave()
+        if not self.processors.has_history:
+            processed = process_block(self.processors, self.rows, draft, logits)
+            places = [(i, place) for i, limit in enumerate(processed.limits) for place in range(limit)]
+            self.recorder.record_scores(logits, processed.scores, *zip(*places, strict=True))
+            return processed
+        return process_in_order(
+            self.processors,
+            self.rules,
+            self.rows,
+            draft,
+            logits,
+            self.judging.keeps,
+            self.recorder.record_scores,
+            self.recorder.criteria_scores,
+        )
 
-    def judge(self, scores: torch.Tensor, draft: Draft) -> Verdict:
+    def judge(self, processed: Processed, draft: Draft) -> Verdict:
         """Accepts a prefix of each draft and chooses the token after it."""
-        return self.judging.judge(scores, draft)
+        return self.judging.judge(processed.scores, draft, processed.accepted)
 
-    def stage(
-        self, verification: Verification, verdict: Verdict, logits: torch.Tensor, scores: torch.Tensor
-    ) -> RoundCommit:
+    def stage(self, verification: Verification, processed: Processed, verdict: Verdict) -> RoundCommit:
         """The round as it will be published: cut at the first stop of each row, before anything is visible.
 
         Raises:
@@ -390,7 +414,7 @@ class Session:
             RuntimeError: the scores leave no token to choose.
         """
         self.standing.require(verification.coordinate, "This verification")
-        draft = verification.draft
+        draft, scores = verification.draft, processed.scores
         known = torch.cat([verification.frontier[:, None], verification.read], dim=1).to(self.rows.ids.device)
         # one transfer from the device for all that is decided
         columns = [draft.tokens, verdict.terminal[:, None], verdict.accepted[:, None], known]
@@ -398,15 +422,21 @@ class Session:
         width = draft.tokens.shape[1]
         ties = width + 2 + known.shape[1]
         accepted = tuple(row[width + 1] for row in table)
-        tokens = [[*row[:count], row[width]] for row, count in zip(table, accepted, strict=True)]
+        tokens = [
+            [*row[:count], row[width]][:limit]
+            for row, count, limit in zip(table, accepted, processed.limits, strict=True)
+        ]
         if max(row[-1] for row in tokens) >= scores.shape[-1]:
             raise RuntimeError(
                 "The target's processed scores hold NaN or leave no token to choose. Check the model's weights and "
                 "dtype and the logits processors; plain `generate` fails on them too."
             )
         self.rows.lay_out(tokens)
-        self.recorder.record(logits, scores, verification.outputs, [len(row) for row in tokens])
-        kept, stops = self.rules.cut(self.rows, tokens, self.recorder.criteria_scores)
+        self.recorder.record_layers(verification.outputs, [len(row) for row in tokens])
+        kept, stops = self.rules.cut(
+            self.rows, tokens, self.recorder.criteria_scores, processed.asked, processed.stops
+        )
+        memory = self._remembered(kept)
         commit = transaction.stage(
             self.request_id,
             verification.coordinate,
@@ -420,10 +450,11 @@ class Session:
             kept,
             stops,
             self.judging.spent(draft, accepted, [len(row) for row in kept]),
-            self.processors.state_hash,
+            (self.rows.state.memory.digest, memory.digest),
             sum(sum(row[ties : ties + len(new)]) for row, new in zip(table, kept, strict=True)),
         )
         self.listeners.staged[commit] = self._deliveries(commit, draft, scores)
+        self._memories[commit] = memory
         return commit
 
     def publish(self, commit: RoundCommit) -> bool:
@@ -446,7 +477,7 @@ class Session:
             return False
         self.standing.require(commit.coordinate, f"Round {commit.round_id}")
         try:
-            transaction.validate(commit, self.rows, self.request_id, self.processors.state_hash)
+            transaction.validate(commit, self.rows, self.request_id, self.rows.state.memory.digest)
             staged = commit in self.listeners.staged
         except (TypeError, AttributeError, ValueError) as error:
             if isinstance(error, ExactAssistError):
@@ -460,9 +491,21 @@ class Session:
         if next(reversed(self.listeners.staged)) is not commit:
             # another attempt lies in the scratch columns
             self.rows.lay_out(commit.tokens)
-        self.rows.publish(commit, commit.spent_after)
+        self.rows.publish(commit, commit.spent_after, self._memories[commit])
+        self._memories = {}
         self.listeners.settle()
         return True
+
+    def _remembered(self, kept: Sequence[Sequence[int]]) -> Memory:
+        """What processors and criteria remember now, when active rows are about to publish tokens."""
+
+        def texts() -> list[str]:
+            digests = [digest.copy() for digest in self.rows.state.hashes]
+            for row, tokens in zip(self.rows.active, kept, strict=False):
+                fed(digests[row], tokens)
+            return [digest.hexdigest() for digest in digests]
+
+        return self.recall.take(texts)
 
     def _deliveries(self, commit: RoundCommit, draft: Draft, scores: torch.Tensor) -> list[Callable[[], None]]:
         if self.log is None:
@@ -476,6 +519,8 @@ class Session:
             self.judging.shared_noise.leave(self.rows.complete_columns() - self.rows.prompt_length)
         # filling the caller's cache is no forward of the call
         stats = self.stats
+        self.recall.settle(self.rows.state.memory)
+        self.processors.hand_back()
         cache = self.scorer.hand_over() if self.returns_cache else None
         if self.generation_config.return_dict_in_generate:
             return self.recorder.finish(cache, stats)

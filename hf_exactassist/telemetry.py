@@ -24,6 +24,8 @@ class AssistStats:
         near_ties (`int`): greedily published tokens whose two best scores lie within two units in the last place of a
             half-precision target: there a block can round to another token than plain `generate`.
         serial (`str`, *optional*): why the target was decoded token by token, if drafts cannot help it.
+        in_step (`str`, *optional*): what made all rows of the batch publish equally many tokens a round, if anything
+            did: a processor or criterion with one memory for the whole batch.
     """
 
     rounds: int = 0
@@ -36,6 +38,7 @@ class AssistStats:
     draft_forwards: int = 0
     near_ties: int = 0
     serial: str | None = None
+    in_step: str | None = None
 
     @property
     def acceptance_rate(self) -> float:
@@ -45,13 +48,13 @@ class AssistStats:
     def __add__(self, other: AssistStats) -> AssistStats:
         """The counters of two calls together."""
         positions = ("drafted_by_position", "accepted_by_position")
-        total = AssistStats(serial=self.serial or other.serial)
+        total = AssistStats(serial=self.serial or other.serial, in_step=self.in_step or other.in_step)
         for item in fields(self):
             ours, theirs = getattr(self, item.name), getattr(other, item.name)
             if item.name in positions:
                 pairs = itertools.zip_longest(ours, theirs, fillvalue=0)
                 setattr(total, item.name, [count + more for count, more in pairs])
-            elif item.name != "serial":
+            elif item.name not in ("serial", "in_step"):
                 setattr(total, item.name, ours + theirs)
         return total
 

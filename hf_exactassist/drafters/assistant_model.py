@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import logging
 
 from ..errors import UnsupportedArgument
 from ..memory import is_out_of_memory
@@ -19,9 +20,13 @@ from ..models.runner import RowRunner
 from ..randomness import DRAFT
 from ..records import Commit, Draft
 from ..state.manifest import settings_of
+from ..state.processors import ProcessorPipeline
 from ..verification.distributions import choose, inverse_cdf, probabilities
 from .base import Drafter, DraftingContext
 from .warpers import with_own_warpers
+
+
+logger = logging.get_logger(__name__)
 
 
 class AssistantModelDrafter(Drafter):
@@ -108,13 +113,21 @@ class AssistantModelDrafter(Drafter):
         uniforms = None if noise is None else noise.block(DRAFT, rows.active, rows.positions(), width)
         shared = self.context.shared_noise
         exponentials = None if shared is None else shared.block(rows.active, rows.steps(), width)
+        processors = self.context.drafting(self._processors)
         logits = self._read_published()
         tokens: list[torch.Tensor] = []
         laws: list[torch.Tensor] = []
         last: list[torch.Tensor] = []
         going = list(range(len(lengths)))
         for i in range(width):
-            scores = self._score(logits, [end + i for end in ends], going)
+            try:
+                scores = self._score(processors, logits, [end + i for end in ends], going)
+            except Exception as error:
+                if not processors.asks_caller or is_out_of_memory(error):
+                    raise
+                # a foreign processor need not bear every draft; if one is published, the target will ask about it
+                logger.debug("A processor failed on a draft, which ends there: %r", error)
+                break
             if exponentials is not None:
                 token = choose(scores, exponentials[:, i].to(scores.device))
             elif uniforms is None:
@@ -127,7 +140,7 @@ class AssistantModelDrafter(Drafter):
             last.append(self._ends_draft(token, scores))
             if self.confidence_threshold and bool(torch.stack(last).any(dim=0).all()):
                 break
-            if self._processors.asks_caller:
+            if processors.asks_caller:
                 # it may fail on what follows an end, or a token it has forbidden
                 over = (last[-1].to(scores.device) | (scores.amax(dim=-1) == -torch.inf)).tolist()
                 going = [row for row in going if lengths[row] > i + 1 and not over[row]]
@@ -137,12 +150,17 @@ class AssistantModelDrafter(Drafter):
                 # rows that want fewer tokens come along as filler
                 counts = [wanted - 1 - i for wanted in lengths]
                 logits = self._forward(token[:, None], [end + i for end in ends], counts)
+        if not tokens:
+            self._fed = [0] * len(lengths)
+            return Draft.empty(len(lengths), rows.ids.device)
         self._fed = [max(min(wanted, len(tokens)) - 1, 0) for wanted in lengths]
         probs = None if uniforms is None else torch.stack(laws, dim=1)
         stacked = torch.stack(tokens, dim=1)
         return Draft(stacked, self._lengths(stacked, probs, torch.stack(last, dim=1), lengths), probs)
 
-    def _score(self, logits: torch.Tensor, lengths: Sequence[int], going: Sequence[int]) -> torch.Tensor:
+    def _score(
+        self, processors: ProcessorPipeline, logits: torch.Tensor, lengths: Sequence[int], going: Sequence[int]
+    ) -> torch.Tensor:
         """The assistant's processed scores over the target's event space; unshared tokens are out of reach.
 
         Rows that are not `going` on keep their unprocessed scores, which nobody uses.
@@ -156,7 +174,7 @@ class AssistantModelDrafter(Drafter):
         unshared = ~self.shared_tokens.to(scores.device)
         scores = scores.masked_fill(unshared, -torch.inf)
         here, ends = [rows.active[i] for i in going], [lengths[i] for i in going]
-        scores[list(going)] = self._processors.process(scores[list(going)], here, ends, rows.ids)
+        scores[list(going)] = processors.process(scores[list(going)], here, ends, rows.ids)
         # once more: a processor may raise what was out of reach
         return scores.masked_fill(unshared, -torch.inf)
 

@@ -11,10 +11,12 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation import CandidateGenerator
 
+from ..errors import StatefulProcessor
 from ..randomness import Noise, SharedNoise, draw_seed
 from ..records import Commit, Draft
 from ..state.manifest import settings_of
 from ..state.processors import ProcessorPipeline
+from ..state.recall import Recall
 from ..state.rows import Rows
 
 
@@ -33,6 +35,7 @@ class DraftingContext:
         target (`PreTrainedModel`, *optional*): the model that verifies.
         arguments (`dict[str, Any]`): its forward arguments as `generate` prepared them; not to be changed.
         encoder_inputs (`dict[str, Any]`, *optional*): what its encoder was given, if it has one and this is known.
+        recall (`Recall`, *optional*): makes copies of what the target's processors remember.
     """
 
     rows: Rows
@@ -44,6 +47,12 @@ class DraftingContext:
     target: PreTrainedModel | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
     encoder_inputs: dict[str, Any] | None = None
+    recall: Recall | None = None
+
+    def drafting(self, processors: ProcessorPipeline) -> ProcessorPipeline:
+        """The processors as a drafter may ask them about one draft: what remembers, as copies."""
+        recall = self.recall
+        return processors if recall is None else processors.drafting(lambda: recall.copies(self.rows.state.memory))
 
 
 class Drafter(CandidateGenerator):
@@ -127,6 +136,11 @@ class Drafter(CandidateGenerator):
             # room to grow: Transformers' loop does not tell a generator where it will end
             rows = Rows(input_ids, None, input_ids.shape[1] + 2**20, 0, stop_alone=True)
             pipeline = ProcessorPipeline(processors, input_ids, vocabulary)
+            if pipeline.remembering:
+                raise StatefulProcessor(
+                    "Transformers' own loop calls the processors itself, and a drafter does not learn what they "
+                    "remember: leave stateful processors out of `standalone(...)`, or use `hf_exactassist.generate`."
+                )
             noise = Noise(draw_seed(), [0]) if do_sample else None
             self.start(DraftingContext(rows, pipeline, vocabulary, frozenset(), noise))
         else:

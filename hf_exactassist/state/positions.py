@@ -1,47 +1,101 @@
-"""Processed scores of every position of a block, each with its own prefix."""
+"""Processed scores of the positions of a block, each with its own prefix.
+
+Processors without history take the whole block at once. Others, and the stopping criteria with them, are asked place
+by place, only about prefixes that are being published, and so get exactly the calls of a serial decode in its order
+(contract 0x06D, 0x06F).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
-from ..records import Draft
+from ..records import Draft, Processed
 from .processors import ProcessorPipeline
 from .rows import Rows
 from .stopping import StoppingRules
 
 
-def processed_scores(
-    processors: ProcessorPipeline, rules: StoppingRules, rows: Rows, draft: Draft, logits: torch.Tensor
-) -> torch.Tensor:
-    """Applies the processors wherever a draft may be judged.
-
-    Code of the caller's is asked column by column and never about a prefix that cannot be published.
+def process_block(processors: ProcessorPipeline, rows: Rows, draft: Draft, logits: torch.Tensor) -> Processed:
+    """Applies processors without history to the whole block.
 
     Args:
         processors (`ProcessorPipeline`): the call's processors.
-        rules (`StoppingRules`): say which tokens end a row.
-        rows (`Rows`): the rows, with the drafts in their scratch columns.
+        rows (`Rows`): the rows.
         draft (`Draft`): the drafts of the active rows.
         logits (`torch.Tensor` of shape `(A, K + 1, V)`): float32, of every position of the block.
 
     Returns:
-        `torch.Tensor` of shape `(A, K + 1, V)`: scores; zeros where there is nothing to judge.
+        `Processed`: nothing of it is judged.
     """
-    starts, drafted = rows.active_lengths(), list(draft.lengths)
+    count, width = logits.shape[:2]
+    starts = rows.active_lengths()
+    # one without history looks neither at rows nor at lengths
+    scores = processors.process(logits.flatten(0, 1), [0] * count * width, [0] * count * width, rows.ids)
+    stops = tuple(rows.stops[row] for row in rows.active)
+    limits = tuple(length + 1 for length in draft.lengths)
+    return Processed(logits, scores.view_as(logits), limits, None, tuple(starts), stops)
+
+
+def process_in_order(
+    processors: ProcessorPipeline,
+    rules: StoppingRules,
+    rows: Rows,
+    draft: Draft,
+    logits: torch.Tensor,
+    keeps: Callable[[torch.Tensor, Draft, Sequence[int], int], list[bool]],
+    record: Callable[[torch.Tensor, torch.Tensor, Sequence[int], Sequence[int]], None],
+    criteria_scores: Callable[[int], tuple[torch.Tensor, ...] | None],
+) -> Processed:
+    """Goes through the block place by place, up to each row's first rejection or stop.
+
+    Args:
+        processors (`ProcessorPipeline`): the call's processors.
+        rules (`StoppingRules`): asked about each accepted draft token before the next place is processed.
+        rows (`Rows`): the rows, with the drafts in their scratch columns.
+        draft (`Draft`): the drafts of the active rows.
+        logits (`torch.Tensor` of shape `(A, K + 1, V)`): float32, of every position of the block.
+        keeps (`Callable`): `keeps(scores, draft, rows, place)` says which rows' draft tokens are accepted.
+        record (`Callable`): `record(logits, scores, rows, places)` is told of what was processed.
+        criteria_scores (`Callable`): the `scores` argument of criteria after so many new tokens.
+
+    Returns:
+        `Processed`: with what was accepted.
+    """
+    active, starts, drafts = rows.active, rows.active_lengths(), draft.tokens.tolist()
     scores = torch.zeros_like(logits)
-    columns = range(min(starts), max(start + count for start, count in zip(starts, drafted, strict=True)) + 1)
-    for block in [[column] for column in columns] if processors.asks_caller else [columns]:
-        places = [(i, column - start) for i, start in enumerate(starts) for column in block]
-        places = [(i, j) for i, j in places if 0 <= j <= drafted[i]]
-        at = ([i for i, _ in places], [j for _, j in places])
-        lengths = [starts[i] + j for i, j in places]
-        scores[at] = processors.process(logits[at], [rows.active[i] for i in at[0]], lengths, rows.ids)
-        for i, j in places if processors.asks_caller else ():
-            if j < drafted[i] and _ends_here(rules, int(draft.tokens[i, j]), scores[i, j]):
-                drafted[i] = j
-    return scores
-
-
-def _ends_here(rules: StoppingRules, token: int, scores: torch.Tensor) -> bool:
-    """Whether nothing can be published after a draft token: it ends the row, or can only be rejected."""
-    return token in rules.eos_token_ids or bool(scores[token] == -torch.inf and scores.amax() > -torch.inf)
+    accepted, limits = [0] * len(starts), [0] * len(starts)
+    asked, stops = list(starts), [rows.stops[row] for row in active]
+    going = list(range(len(starts)))
+    for place in range(draft.width + 1):
+        columns = [starts[i] + place for i in going]
+        processed = processors.process(logits[going, place], [active[i] for i in going], columns, rows.ids)
+        scores[going, place] = processed
+        record(logits, scores, going, [place] * len(going))
+        for i in going:
+            limits[i] = place + 1
+        drafted = [n for n, i in enumerate(going) if place < draft.lengths[i]]
+        judged = [going[n] for n in drafted]
+        kept = keeps(processed[drafted], draft, judged, place) if judged else []
+        on = [i for i, keep in zip(judged, kept, strict=True) if keep]
+        for i in on:
+            accepted[i] += 1
+        if rows.in_step and len(on) < len(going):
+            # the other rows' tokens of this column are not chosen yet
+            break
+        for column in sorted({starts[i] + place + 1 for i in on}):
+            here = [i for i in on if starts[i] + place + 1 == column and stops[i] is None]
+            last = [drafts[i][place] for i in here]
+            answers = rules.stops_at(rows, [active[i] for i in here], last, column, criteria_scores) if here else []
+            for i, stop in zip(here, answers, strict=True):
+                stops[i] = column if stop else None
+        for i in on:
+            asked[i] = starts[i] + place + 1
+        ended = [i for i in on if stops[i] is not None and rows.stop_alone]
+        going = [i for i in on if i not in ended]
+        if rows.in_step and ended:
+            break
+        if not going:
+            break
+    return Processed(logits, scores, tuple(limits), tuple(accepted), tuple(asked), tuple(stops))

@@ -2,13 +2,14 @@
 
 A serial decode calls the list once per position with the prefix so far. Here the list is walked processor by
 processor: one without history takes all positions in one call, one with history takes the rows that stand at the same
-column in one call. The result at each position is what the serial call would have given.
+column in one call, one with a memory is called as the serial decode would call it: for one row after the other where
+each row has a memory of its own, else for the whole batch, whose rows then keep in step.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,8 +19,11 @@ from transformers.generation import logits_process as hf
 
 from ..errors import BatchCoupledProcessor, StatefulProcessor
 from .manifest import settings_of
-from .purity import digest_or_unreadable, is_stateless, treats_rows_alone
+from .purity import can_be_saved, is_stateless, scores_alone, treats_rows_alone
+from .reach import digest_or_unreadable
+from .row_processors import RowProcessors, by_row
 from .rows import prefixes
+from .transactional import TransactionalLogitsProcessor
 
 
 _WITHOUT_HISTORY = {
@@ -50,14 +54,6 @@ _ROW_BY_ROW = {
     # it looks at the first token alone, which all rows reach in one call, and changes no score
     hf.WhisperNoSpeechDetection,
 }
-_STATEFUL = {
-    hf.UnbatchedClassifierFreeGuidanceLogitsProcessor: "guidance_scale",
-    hf.SynthIDTextWatermarkLogitsProcessor: "watermarking_config",
-}
-
-
-# SHA-256 of no bytes
-_NO_MEMORY = hashlib.sha256().hexdigest()
 
 
 class _Stage(ABC):
@@ -156,16 +152,73 @@ class _WholeBatch(_Stage):
         return result
 
 
+class _Remembering(_Stage):
+    """A processor with a memory: every call counts, and they come in the order of a serial decode.
+
+    Attributes:
+        objects (`list`): what remembers.
+        drafts (`bool`): whether a drafter may ask copies of them.
+    """
+
+    objects: list[Any]
+    drafts = True
+
+    def with_objects(self, objects: list[Any]) -> _Remembering:
+        """The same stage over copies."""
+        theirs = copy.copy(self)
+        theirs.objects = objects
+        return theirs
+
+
+class _WithMemory(_Remembering):
+    """One memory for the whole batch: it gets the whole batch, whose rows are at the same column."""
+
+    def __init__(self, processor: Any, remembering: Any, wrap: Callable[[Any], Any]) -> None:
+        super().__init__(processor)
+        self.objects, self._wrap = [remembering], wrap
+
+    def apply(
+        self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor
+    ) -> torch.Tensor:
+        (length,) = set(lengths)
+        batch = scores.new_zeros((ids.shape[0], scores.shape[1]))
+        batch[list(rows)] = scores
+        return self._wrap(self.objects[0])(ids[:, :length], batch)[list(rows)].to(scores.dtype)
+
+
+class _MemoryOfEachRow(_Remembering):
+    """A processor for each row."""
+
+    def __init__(self, processor: Any, parts: RowProcessors) -> None:
+        super().__init__(processor)
+        self.objects, self.parts, self.drafts = parts.rows, parts, parts.drafts
+
+    def apply(
+        self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor
+    ) -> torch.Tensor:
+        result = torch.empty_like(scores)
+        for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+            # some write into what they are given
+            result[i] = self.objects[row](ids[row : row + 1, :length], scores[i : i + 1].clone())[0]
+            self.parts.called(self.objects[row])
+        return result
+
+
 class ProcessorPipeline:
-    """A list of stateless logits processors, ready for blocks of positions.
+    """A list of logits processors, ready for blocks of positions.
 
     Args:
         processors (`Sequence`): the list as `generate` prepared it; it is not changed.
         input_ids (`torch.LongTensor` of shape `(B, P)`): prompts, to probe processors of unknown class on a copy.
         vocabulary (`int`): columns of the scores.
 
+    Attributes:
+        remembering (`list`): what remembers its calls.
+        read (`list`): that of them whose memory does not follow from the tokens alone.
+        in_step (`list[str]`): classes of processors with one memory for all rows of a batch.
+
     Raises:
-        StatefulProcessor: a processor remembers its calls, or it cannot be shown that it does not.
+        StatefulProcessor: a processor remembers its calls, and what it remembers cannot be saved.
         BatchCoupledProcessor: a processor's answer about a row depends on other rows of the batch.
     """
 
@@ -174,6 +227,11 @@ class ProcessorPipeline:
         self._prompt, self._vocabulary = input_ids, vocabulary
         self._stages = [_stage(processor, input_ids, vocabulary) for processor in processors]
         self._described: list[dict[str, Any]] | None = None
+        stages = [stage for stage in self._stages if isinstance(stage, _Remembering)]
+        whole = [stage for stage in stages if isinstance(stage, _WithMemory)]
+        self.remembering = [part for stage in stages for part in stage.objects]
+        self.read = [part for stage in whole for part in stage.objects]
+        self.in_step = [type(stage.processor).__name__ for stage in whole] if len(input_ids) > 1 else []
 
     def describe(self) -> list[dict[str, Any]]:
         """Of each processor, in order: class, plain settings, and a digest of all it holds."""
@@ -182,14 +240,14 @@ class ProcessorPipeline:
         return self._described
 
     @property
-    def state_hash(self) -> str:
-        """Hash of what the processors remember: nothing, as long as only stateless ones are admitted."""
-        return _NO_MEMORY
+    def has_history(self) -> bool:
+        """Whether an answer depends on the tokens before it, so that places must be processed in order."""
+        return not all(isinstance(stage, _WithoutHistory) for stage in self._stages)
 
     @property
     def asks_caller(self) -> bool:
         """Whether code of the caller's is asked, which may fail on prefixes that plain `generate` never shows it."""
-        return any(isinstance(stage, (_WholeBatch, _PrefixConstrained)) for stage in self._stages)
+        return any(isinstance(stage, (_WholeBatch, _PrefixConstrained, _Remembering)) for stage in self._stages)
 
     def with_list(self, processors: Sequence[Any]) -> ProcessorPipeline:
         """A pipeline of another list; processors that this one holds too are not probed again."""
@@ -198,6 +256,31 @@ class ProcessorPipeline:
         other.processors, other._described = list(processors), None
         other._stages = [known.get(id(p)) or _stage(p, self._prompt, self._vocabulary) for p in processors]
         return other
+
+    def drafting(self, copies: Callable[[], dict[int, Any]]) -> ProcessorPipeline:
+        """A pipeline for one draft, which shares nothing that remembers.
+
+        Args:
+            copies (`Callable`): makes copies of what remembers, by the id of the original; processors of which there
+                is none, or that a drafter does not gain from, are left out.
+        """
+        if not any(isinstance(stage, _Remembering) for stage in self._stages):
+            return self
+        other, made = copy.copy(self), copies()
+        other._stages = []
+        for stage in self._stages:
+            if isinstance(stage, _Remembering):
+                if not stage.drafts or any(id(part) not in made for part in stage.objects):
+                    continue
+                stage = stage.with_objects([made[id(part)] for part in stage.objects])
+            other._stages.append(stage)
+        return other
+
+    def hand_back(self) -> None:
+        """Leaves the caller's processors as plain `generate` would leave them."""
+        for stage in self._stages:
+            if isinstance(stage, _MemoryOfEachRow):
+                stage.parts.hand_back()
 
     def process(
         self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor
@@ -235,38 +318,48 @@ def _stage(processor: Any, input_ids: torch.Tensor, vocabulary: int) -> _Stage:
         return _EncoderRepetitionPenalty(processor, batch)
     if kind is hf.EncoderNoRepeatNGramLogitsProcessor:
         return _EncoderNoRepeatNGram(processor, batch)
-    if kind in _STATEFUL:
-        raise StatefulProcessor(
-            f"{kind.__name__} keeps a memory of its calls and cannot be used with an assistant yet: leave out "
-            f"`{_STATEFUL[kind]}`, or drop the assistant for this call."
-        )
-    asked = processor
+    parts = by_row(processor, batch)
+    if parts is not None:
+        return _MemoryOfEachRow(processor, parts)
+    asked, wrap = processor, _same
     if kind is hf.PrefixConstrainedLogitsProcessor:
-        asked = processor._prefix_allowed_tokens_fn
-        copies = processor._num_beams
+        asked, copies = processor._prefix_allowed_tokens_fn, processor._num_beams
+        wrap = functools.partial(_constrained, copies)
 
     def call(subject: Any, ids: torch.Tensor, row: int | None) -> torch.Tensor:
         scores = torch.linspace(-1, 1, vocabulary, device=ids.device).repeat(ids.shape[0], 1)
         if row is not None:
             others = torch.arange(len(ids), device=ids.device) != row
             scores[others] = scores[others].flip(-1)
-        if kind is hf.PrefixConstrainedLogitsProcessor:
-            subject = hf.PrefixConstrainedLogitsProcessor(subject, copies)
-        return subject(ids, scores)
+        return wrap(subject)(ids, scores)
 
+    name = getattr(asked, "__qualname__", kind.__name__)
+    coupled = BatchCoupledProcessor(
+        f"The logits processor {name} lets the rows of a batch depend on each other, or fails on what other rows "
+        "hold, and rows reach their tokens in different rounds: generate the rows one by one, or drop the assistant."
+    )
     if not is_stateless(asked, call, input_ids):
-        name = getattr(asked, "__qualname__", kind.__name__)
-        raise StatefulProcessor(
-            f"The logits processor {name} remembers its calls, or cannot be copied to find out. Scoring drafts would "
-            "call it for tokens that are rejected later: make its answer a function of `input_ids` alone, or drop the "
-            "assistant."
-        )
+        if not (isinstance(asked, TransactionalLogitsProcessor) or can_be_saved(asked, call, input_ids)):
+            raise StatefulProcessor(
+                f"The logits processor {name} remembers its calls, and what it remembers cannot be saved and brought "
+                "back, as it must be where drafts are rejected: it cannot be copied, or keeps its memory in a class, "
+                "a global or a shared random generator. Keep it in the object itself, give it `snapshot()` and "
+                "`restore(snapshot)` (see hf_exactassist.TransactionalLogitsProcessor), or drop the assistant."
+            )
+        saves_itself = isinstance(asked, TransactionalLogitsProcessor)
+        if batch > 1 and not (saves_itself or scores_alone(asked, call, input_ids)):
+            raise coupled
+        return _WithMemory(processor, asked, wrap)
     if kind is hf.PrefixConstrainedLogitsProcessor:
         return _PrefixConstrained(processor)
     if batch > 1 and not treats_rows_alone(asked, call, input_ids):
-        raise BatchCoupledProcessor(
-            f"The logits processor {kind.__name__} lets the rows of a batch depend on each other, or fails on what "
-            "other rows hold, and rows reach their tokens in different rounds: generate the rows one by one, or drop "
-            "the assistant."
-        )
+        raise coupled
     return _WholeBatch(processor)
+
+
+def _same(processor: Any) -> Any:
+    return processor
+
+
+def _constrained(copies: int, allowed: Any) -> Any:
+    return hf.PrefixConstrainedLogitsProcessor(allowed, copies)

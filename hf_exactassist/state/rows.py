@@ -27,6 +27,7 @@ class State:
         frontiers (`tuple[int, ...]`): last published token of each row, -1 where there is none.
         hashes (`tuple`): SHA-256 objects over each row's tokens, padding left out; copied before they are fed.
         stats (`AssistStats`): counters.
+        memory (`Any`): what processors and criteria remember, as `Recall.take` wrote it down.
         last (`Commit`, *optional*): the round published last.
     """
 
@@ -38,6 +39,7 @@ class State:
     frontiers: tuple[int, ...]
     hashes: tuple[Any, ...]
     stats: AssistStats
+    memory: Any = None
     last: Commit | None = None
 
 
@@ -54,7 +56,13 @@ class Rows:
         pad_token_id (`int`): fills the columns after a row's end.
         stop_alone (`bool`): whether a row ends at its own stop. Without an EOS id plain `generate` lets every row go
             on until the last one has stopped, and so do we.
+
+    Attributes:
+        in_step (`bool`): whether all rows publish equally many tokens a round, because something must be asked about
+            the whole batch at once.
     """
+
+    in_step = False
 
     def __init__(
         self,
@@ -86,7 +94,7 @@ class Rows:
             active=tuple(range(batch)),
             spent=(Spent(),) * batch,
             frontiers=tuple(row[-1] if row else -1 for row in prompts),
-            hashes=tuple(_fed(hashlib.sha256(), row) for row in prompts),
+            hashes=tuple(fed(hashlib.sha256(), row) for row in prompts),
             stats=AssistStats(),
         )
 
@@ -159,12 +167,13 @@ class Rows:
             self.ids[row, start : start + len(new)] = torch.tensor(new, device=self.ids.device)
             self._touched[row] = max(self._touched[row], start + len(new))
 
-    def publish(self, commit: Commit, spent: Sequence[Spent] | None = None) -> None:
+    def publish(self, commit: Commit, spent: Sequence[Spent] | None = None, memory: Any = None) -> None:
         """Makes laid-out tokens visible, in one assignment.
 
         Args:
             commit (`Commit`): the round, one entry per active row.
             spent (`Sequence[Spent]`, *optional*): random numbers used up after it; unchanged by default.
+            memory (`Any`): what processors and criteria remember after it.
         """
         old = self.state
         lengths, stops, counts = list(old.lengths), list(old.stops), list(old.spent)
@@ -174,7 +183,7 @@ class Rows:
             stops[row] = stop if stops[row] is None else stops[row]
             counts[row] = counts[row] if spent is None else spent[i]
             frontiers[row] = tokens[-1] if tokens else frontiers[row]
-            hashes[row] = _fed(hashes[row].copy(), tokens)
+            hashes[row] = fed(hashes[row].copy(), tokens)
         successor = State(
             generation=old.generation + 1,
             lengths=tuple(lengths),
@@ -184,6 +193,7 @@ class Rows:
             frontiers=tuple(frontiers),
             hashes=tuple(hashes),
             stats=old.stats.after(commit, is_round=old.generation > 0),
+            memory=memory,
             last=commit,
         )
         going = tuple(row for row in old.active if not self._finished(successor, row))
@@ -244,7 +254,8 @@ def _last_stop(state: State) -> int | None:
     return max(stops) if len(stops) == len(state.stops) else None
 
 
-def _fed(digest: Any, tokens: Sequence[int]) -> Any:
+def fed(digest: Any, tokens: Sequence[int]) -> Any:
+    """A digest of text that goes on with these tokens; the given object itself."""
     digest.update(np.asarray(tokens, dtype="<i8").tobytes())
     return digest
 

@@ -14,7 +14,8 @@ from transformers.generation.stopping_criteria import (
 )
 
 from ..errors import BatchCoupledCriterion, InvalidArgument
-from .purity import digest_or_unreadable, is_stateless, treats_rows_alone
+from .purity import can_be_saved, is_stateless, treats_rows_alone
+from .reach import digest_or_unreadable
 from .rows import Rows
 
 
@@ -32,6 +33,8 @@ class StoppingRules:
         eos_token_ids (`frozenset[int]`): tokens that end a row.
         pads_finished_rows (`bool`): whether plain `generate` pads a row after its stop; without an EOS id it goes on
             decoding it until the last row has stopped.
+        remembering (`list`): criteria that remember their calls.
+        in_step (`list[str]`): classes of criteria that must be asked about all rows of a batch at once.
 
     Raises:
         InvalidArgument: nothing limits the length.
@@ -45,6 +48,8 @@ class StoppingRules:
         eos = [rule.eos_token_id for rule in criteria if type(rule) is EosTokenCriteria]
         self.eos_token_ids = frozenset(token for ids in eos for token in ids.tolist())
         self.pads_finished_rows = any(hasattr(rule, "eos_token_id") for rule in criteria)
+        self.remembering: list[Any] = []
+        self.in_step: list[str] = []
         self._others = [rule for rule in criteria if type(rule) not in (MaxLengthCriteria, EosTokenCriteria)]
 
     def describe(self) -> dict[str, Any]:
@@ -55,18 +60,13 @@ class StoppingRules:
             "criteria": [_described(rule) for rule in self._others],
         }
 
-    def check_batch(self, input_ids: torch.Tensor, scores: Any) -> None:
-        """Asks copies of foreign criteria whether the rows of a batch can be stopped one by one.
+    def prepare(self, input_ids: torch.Tensor, scores: Any) -> None:
+        """Asks copies of foreign criteria whether they remember their calls and can be asked about single rows.
 
         Args:
-            input_ids (`torch.LongTensor` of shape `(B, P)`): prompts; for one row there is nothing to ask.
+            input_ids (`torch.LongTensor` of shape `(B, P)`): prompts.
             scores (`tuple[torch.Tensor]`, *optional*): an example of the `scores` argument.
-
-        Raises:
-            BatchCoupledCriterion: a criterion remembers its calls or lets rows depend on each other.
         """
-        if len(input_ids) == 1:
-            return
         for rule in self._others:
             if type(rule) in _ROW_BY_ROW:
                 continue
@@ -74,15 +74,23 @@ class StoppingRules:
             def call(subject: Any, ids: torch.Tensor, row: int | None, rule: Any = rule) -> torch.Tensor:
                 return _one_answer_per_row(rule, subject(ids, scores), len(ids)).float()[:, None]
 
-            if not (is_stateless(rule, call, input_ids) and treats_rows_alone(rule, call, input_ids)):
-                raise BatchCoupledCriterion(
-                    f"{type(rule).__name__} remembers its calls, answers once for all rows, or lets rows depend on "
-                    "each other, and rows reach their tokens in different rounds: return a bool tensor with one entry "
-                    "per row that is a function of `input_ids` alone, or generate the rows one by one."
-                )
+            def call_once(subject: Any, ids: torch.Tensor, row: int | None) -> torch.Tensor:
+                return torch.as_tensor(subject(ids, scores)).float().expand(len(ids))[:, None]
+
+            stateless = is_stateless(rule, call_once, input_ids)
+            # what cannot be copied, such as one that waits for an event, is still asked once a prefix and in order
+            if not stateless and can_be_saved(rule, call_once, input_ids):
+                self.remembering.append(rule)
+            if len(input_ids) > 1 and not (stateless and treats_rows_alone(rule, call, input_ids)):
+                self.in_step.append(type(rule).__name__)
 
     def cut(
-        self, rows: Rows, tokens: Sequence[Sequence[int]], scores: Callable[[int], Any]
+        self,
+        rows: Rows,
+        tokens: Sequence[Sequence[int]],
+        scores: Callable[[int], Any],
+        asked: Sequence[int] | None = None,
+        known: Sequence[int | None] | None = None,
     ) -> tuple[tuple[tuple[int, ...], ...], tuple[int | None, ...]]:
         """Cuts each active row's new tokens at its first stop.
 
@@ -90,36 +98,55 @@ class StoppingRules:
             rows (`Rows`): the rows; `tokens` already lie in their scratch columns.
             tokens (`Sequence[Sequence[int]]`): new tokens of each active row, within its budget.
             scores (`Callable[[int], Any]`): `scores(n)` is the `scores` argument for criteria after `n` new tokens.
+            asked (`Sequence[int]`, *optional*): columns up to which criteria have been asked; by default as far as
+                tokens are published.
+            known (`Sequence[int | None]`, *optional*): the stops that were found so.
 
         Returns:
             the tokens to publish, and the length in columns at which each row stopped, `None` if it did not.
 
         Raises:
-            BatchCoupledCriterion: a criterion answers once for a whole batch.
+            BatchCoupledCriterion: a criterion starts to answer once for a whole batch.
         """
-        kept = [tuple(row) for row in tokens]
-        stops: list[int | None] = [rows.stops[row] for row in rows.active]
         starts = rows.active_lengths()
+        kept = [tuple(row) for row in tokens]
+        if rows.in_step:
+            kept = [row[: min(map(len, tokens))] for row in kept]
+        stops = list(known or [rows.stops[row] for row in rows.active])
         # column by column, so that a criterion sees prefixes in the order of their length
-        for length in range(min(starts) + 1, max(s + len(t) for s, t in zip(starts, tokens, strict=True)) + 1):
-            here = [i for i, start in enumerate(starts) if start < length <= start + len(kept[i]) and stops[i] is None]
+        for length in range(min(asked or starts) + 1, max(s + len(t) for s, t in zip(starts, kept, strict=True)) + 1):
+            before = asked or starts
+            here = [i for i, end in enumerate(before) if end < length <= starts[i] + len(kept[i]) and stops[i] is None]
             last = [kept[i][length - starts[i] - 1] for i in here]
-            answers = self._stops_at(rows, [rows.active[i] for i in here], last, length, scores) if here else []
+            answers = self.stops_at(rows, [rows.active[i] for i in here], last, length, scores) if here else []
             for i, answer in zip(here, answers, strict=True):
-                if answer:
-                    stops[i] = length
-                    if rows.stop_alone:
-                        kept[i] = kept[i][: length - starts[i]]
+                stops[i] = length if answer else None
+            if rows.stop_alone:
+                ended = [i for i, answer in zip(here, answers, strict=True) if answer]
+                for i in range(len(kept)) if rows.in_step and ended else ended:
+                    kept[i] = kept[i][: length - starts[i]]
         return tuple(kept), tuple(stops)
 
-    def _stops_at(
+    def stops_at(
         self, rows: Rows, asked: Sequence[int], last: Sequence[int], length: int, scores: Callable[[int], Any]
     ) -> list[bool]:
-        """Whether each asked row stops at `length` columns, `last` being its token there."""
+        """Whether each asked row stops at `length` columns.
+
+        Args:
+            rows (`Rows`): the rows, with tokens in the scratch columns.
+            asked (`Sequence[int]`): rows of the batch.
+            last (`Sequence[int]`): the token of each at that length.
+            length (`int`): columns of the prefixes.
+            scores (`Callable[[int], Any]`): see [`cut`].
+        """
         answers = [length >= self.max_length or token in self.eos_token_ids for token in last]
         for rule in self._others:
             given = scores(length - rows.prompt_length)
-            if type(rule) in _ROW_BY_ROW or rows.batch == 1:
+            if rows.in_step and type(rule) not in _ROW_BY_ROW:
+                # as plain `generate` takes it: one answer, or one for each row
+                whole = torch.as_tensor(rule(rows.ids[:, :length], given)).expand(rows.batch).tolist()
+                said = [bool(whole[row]) for row in asked]
+            elif type(rule) in _ROW_BY_ROW or rows.batch == 1:
                 answers_alone = (rule(rows.ids[row : row + 1, :length], given) for row in asked)
                 said = [bool(torch.as_tensor(answer, device=rows.ids.device).any()) for answer in answers_alone]
             else:

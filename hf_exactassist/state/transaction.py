@@ -28,7 +28,7 @@ def stage(
     kept: tuple[tuple[int, ...], ...],
     stops: tuple[int | None, ...],
     spent: Sequence[Spent],
-    processors: str,
+    processors: tuple[str, str],
     near_ties: int = 0,
 ) -> RoundCommit:
     """Makes the record of a round; nothing is changed.
@@ -47,7 +47,7 @@ def stage(
         kept (`tuple`): the tokens each row publishes.
         stops (`tuple`): see [`~hf_exactassist.records.Commit`].
         spent (`Sequence[Spent]`): numbers used up by each row in this round.
-        processors (`str`): hash of the processors' state.
+        processors (`tuple[str, str]`): hashes of the processors' state before and after the round.
         near_ties (`int`): see [`~hf_exactassist.records.Commit`].
 
     Returns:
@@ -71,8 +71,7 @@ def stage(
         stay = len(kept[i]) - 1
         committed.append((*rows_read[:offset], *own[:stay]))
         discarded.append(own[stay:])
-        stopped = len(kept[i]) <= accepted[i]
-        ends.append("stop" if stopped else "recovered" if accepted[i] < len(tokens) else "bonus")
+        ends.append(_end(len(kept[i]), accepted[i], len(tokens), stops[i] == row.length + len(kept[i])))
     before = tuple(row.spent for row in coordinate.rows)
     return RoundCommit(
         rows=tuple(row.row for row in coordinate.rows),
@@ -88,10 +87,17 @@ def stage(
         discarded_kv=tuple(discarded),
         spent_before=before,
         spent_after=tuple(a.plus(b) for a, b in zip(before, spent, strict=True)),
-        processors_before=processors,
-        processors_after=processors,
+        processors_before=processors[0],
+        processors_after=processors[1],
         near_ties=near_ties,
     )
+
+
+def _end(published: int, accepted: int, drafted: int, stopped: bool) -> str:
+    """How a row's round ends."""
+    if published <= accepted:
+        return "stop" if stopped else "held"
+    return "recovered" if accepted < drafted else "bonus"
 
 
 _PER_ROW = (
@@ -131,7 +137,6 @@ def validate(commit: RoundCommit, rows: Rows, request_id: str, processors: str) 
     lengths = {len(getattr(commit, name)) for name in _PER_ROW}
     demand(lengths == {len(commit.rows)}, "has another number of entries than of rows")
     demand(commit.processors_before == processors, "starts from another state of the logits processors")
-    demand(commit.processors_after == processors, "leaves another state of the logits processors")
     demand(commit.spent_before == tuple(rows.state.spent[row] for row in rows.active), "starts from other numbers")
     replayed = layout_of_round(commit.coordinate) != RETAINED
     for i, row in enumerate(commit.rows):
@@ -140,10 +145,11 @@ def validate(commit: RoundCommit, rows: Rows, request_id: str, processors: str) 
         demand(0 <= accepted <= drafted, "accepts more than was drafted")
         demand(1 <= len(tokens) <= accepted + 1, "publishes nothing, or more than was accepted and one token")
         demand(len(tokens) <= rows.max_length - rows.lengths[row], "publishes beyond the row's budget")
-        expected = "stop" if len(tokens) <= accepted else "recovered" if accepted < drafted else "bonus"
-        demand(end == expected, f"ends row {row} in {end!r} where {expected!r} is due")
         stop, length = commit.stops[i], rows.lengths[row]
-        demand(end != "stop" or stop is not None, f"cuts row {row} without a stop")
+        whole = len(tokens) > accepted or rows.in_step
+        demand(whole or stop is not None, f"cuts row {row} without a stop")
+        expected = _end(len(tokens), accepted, drafted, stop == length + len(tokens))
+        demand(end == expected, f"ends row {row} in {end!r} where {expected!r} is due")
         met = stop is None or stop == rows.stops[row] or length < stop <= length + len(tokens)
         demand(met, f"stops row {row} at a length it does not pass in this round")
         demand(all(a >= b for a, b in zip(spent, commit.spent_before[i], strict=True)), "gives numbers back")

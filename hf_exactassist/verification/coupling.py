@@ -66,7 +66,29 @@ def take_row(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return table[torch.arange(table.shape[0], device=table.device), index]
 
 
-def verify_sampled(scores: torch.Tensor, draft: Draft, uniforms: Uniforms) -> Verdict:
+def keeps(
+    scores: torch.Tensor, tokens: torch.Tensor, probs: torch.Tensor | None, uniforms: torch.Tensor
+) -> torch.Tensor:
+    """Whether each draft token passes its acceptance test.
+
+    Args:
+        scores (`torch.Tensor` of shape `(..., V)`): processed target scores at the places of the tokens.
+        tokens (`torch.LongTensor` of shape `(...)`): draft tokens.
+        probs (`torch.Tensor` of shape `(..., V)`, *optional*): what they were drawn from; `None` for point masses.
+        uniforms (`torch.Tensor` of shape `(...)`): numbers in `[0, 1)`.
+
+    Returns:
+        `torch.BoolTensor` of shape `(...)`.
+    """
+    index = tokens[..., None]
+    p = probabilities(scores).gather(-1, index).squeeze(-1)
+    q = torch.ones_like(p) if probs is None else probs.gather(-1, index).squeeze(-1)
+    return accepts(p, q, uniforms)
+
+
+def verify_sampled(
+    scores: torch.Tensor, draft: Draft, uniforms: Uniforms, accepted: torch.Tensor | None = None
+) -> Verdict:
     """Judges a draft so that the published tokens have exactly the target's law.
 
     Args:
@@ -74,25 +96,20 @@ def verify_sampled(scores: torch.Tensor, draft: Draft, uniforms: Uniforms) -> Ve
             row `draft.lengths[b]` the bonus token. Rows beyond it mean nothing.
         draft (`Draft`): the judged draft, with `probs` of shape `(B, K, V)` or `None` for point masses.
         uniforms (`Uniforms`): the noise; pure function of it.
+        accepted (`torch.LongTensor` of shape `(B,)`, *optional*): how many tokens [`keeps`] kept, where that has been
+            found out place by place.
 
     Returns:
         `Verdict`: accepted lengths and terminal tokens. A row whose reached scores hold NaN or no finite value has no
         law to draw from; its terminal "token" is `V`, which the caller must refuse.
     """
-    p = probabilities(scores)
     width = draft.tokens.shape[1]
     lengths = torch.tensor(draft.lengths, device=draft.tokens.device)
     # entries beyond a row's length mean nothing, not even a token
     tokens = draft.tokens.masked_fill(torch.arange(width, device=lengths.device) >= lengths[:, None], 0)
-    index = tokens[..., None]
-    p_drafted = p[:, :width].gather(-1, index).squeeze(-1)
-    if draft.probs is None:
-        q_drafted = torch.ones_like(p_drafted)
-    else:
-        q_drafted = draft.probs.gather(-1, index).squeeze(-1)
-    accepted = accepted_prefix(accepts(p_drafted, q_drafted, uniforms.accept), draft.lengths)
-
-    weights = take_row(p, accepted)
+    if accepted is None:
+        accepted = accepted_prefix(keeps(scores[:, :width], tokens, draft.probs, uniforms.accept), draft.lengths)
+    weights = probabilities(take_row(scores, accepted))
     rejected = accepted < lengths
     if width:
         at = accepted.clamp_max(width - 1)

@@ -24,17 +24,32 @@ def near_ties(scores: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return best - second <= 2 * unit
 
 
-def verify_greedy(scores: torch.Tensor, draft: Draft) -> Verdict:
+def keeps_greedy(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Whether each draft token is the target's own choice.
+
+    Args:
+        scores (`torch.Tensor` of shape `(..., V)`): processed target scores at the places of the tokens.
+        tokens (`torch.LongTensor` of shape `(...)`): draft tokens.
+
+    Returns:
+        `torch.BoolTensor` of shape `(...)`.
+    """
+    return scores.argmax(dim=-1) == tokens
+
+
+def verify_greedy(scores: torch.Tensor, draft: Draft, accepted: torch.Tensor | None = None) -> Verdict:
     """Accepts the longest prefix of arg-max tokens; the terminal token is the arg-max after it.
 
     Args:
         scores (`torch.Tensor` of shape `(B, K + 1, V)`): processed target scores; row `i` scores draft token `i`, and
             row `draft.lengths[b]` the bonus token. Rows beyond it mean nothing.
         draft (`Draft`): the judged draft; its `probs` play no part.
+        accepted (`torch.LongTensor` of shape `(B,)`, *optional*): how many tokens [`keeps_greedy`] kept, where that
+            has been found out place by place.
 
     Returns:
         `Verdict`: accepted lengths and terminal tokens.
     """
-    choice = scores.argmax(dim=-1)
-    accepted = accepted_prefix(choice[:, : draft.tokens.shape[1]] == draft.tokens, draft.lengths)
-    return Verdict(accepted, take_row(choice, accepted))
+    if accepted is None:
+        accepted = accepted_prefix(keeps_greedy(scores[:, : draft.tokens.shape[1]], draft.tokens), draft.lengths)
+    return Verdict(accepted, take_row(scores, accepted).argmax(dim=-1))

@@ -288,7 +288,7 @@ def test_a_commit_has_one_entry_per_row(models, layout, name):
     for entries in (getattr(commit, name)[:-1], getattr(commit, name) + getattr(commit, name)[:1]):
         with pytest.raises(InvalidCommit, match="another number of entries"):
             session.publish(replace(commit, **{name: entries}))
-    with pytest.raises(InvalidCommit, match="leaves another state of the logits processors"):
+    with pytest.raises(InvalidCommit, match="not staged by this session"):
         session.publish(replace(commit, processors_after="x"))
     assert session.rows.state is state and session.publish(commit) is True
 

@@ -57,8 +57,8 @@ def scored(session):
 
 def judged(session, verification=None):
     verification = scored(session) if verification is None else verification
-    logits, scores = session.process(verification)
-    return verification, session.judge(scores, verification.draft), logits, scores
+    processed = session.process(verification)
+    return verification, processed, session.judge(processed, verification.draft)
 
 
 def snapshot(session):

@@ -98,7 +98,7 @@ def authoritative(session):
         "stats": vars(state.stats),
         "texts": texts,
         "cache": kept,
-        "processors": session.processors.state_hash,
+        "processors": state.memory.digest,
         "streamed": [] if session.streamer is None else [list(map(str, session.streamer.puts))],
     }
 
