@@ -36,7 +36,7 @@ class Automaton(LogitsProcessor):
 
 
 class EndsOnce(LogitsProcessor):
-    """Counts to its end, allows only `eos` there, and bears no call after it; nor one that skips or repeats a token."""
+    """Counts to its end, allows only `eos` there, and bears no call after it, nor a token skipped or repeated."""
 
     def __init__(self, steps, eos):
         self.steps, self.eos, self.length, self.over = steps, eos, None, False
