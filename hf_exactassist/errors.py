@@ -31,7 +31,7 @@ class InvalidArgument(ExactAssistError):
 
 
 class StatefulProcessor(ExactAssistError):
-    """A logits processor remembers its calls, so scoring drafts would change what it does."""
+    """What a logits processor remembers cannot be saved, or it has been used before."""
 
 
 class BatchCoupledProcessor(ExactAssistError):
@@ -39,11 +39,15 @@ class BatchCoupledProcessor(ExactAssistError):
 
 
 class BatchCoupledCriterion(ExactAssistError):
-    """A stopping criterion cannot be asked row by row: it answers for a batch at once, or remembers its calls."""
+    """A stopping criterion that answered row by row starts to answer once for a whole batch."""
 
 
 class DifferentVocabularies(ExactAssistError):
     """Target and assistant do not give the same token the same id."""
+
+
+class SessionEnded(ExactAssistError):
+    """A session cannot be stepped: it was abandoned, or is being stepped already."""
 
 
 # --- a round that belongs to another state of the call (contract 0x01A, 0x01D) ---

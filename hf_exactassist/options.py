@@ -59,6 +59,8 @@ class Options:
             object.__setattr__(self, "seed", _natural("seed", self.seed))
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise InvalidArgument(f"`generator` must be a `torch.Generator`, got {type(self.generator).__name__}.")
+        if self.seed is not None and self.generator is not None:
+            raise InvalidArgument("Give `seed` or `generator`, not both: either fixes what the call draws.")
         if self.row_ids is not None:
             if self.coupling == "shared_noise":
                 raise InvalidArgument(

@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
-from transformers.utils import logging
+from transformers import GenerationConfig, PreTrainedModel
 
 from .acceptance_log import AcceptanceLog
 from .drafters.base import Drafter, DraftingContext
-from .errors import BrokenRound, ExactAssistError, InvalidArgument, InvalidCommit
+from .errors import BrokenRound, ExactAssistError, InvalidArgument, InvalidCommit, SessionEnded
 from .judging import Judge
 from .listeners import Listeners
 from .memory import is_out_of_memory
-from .models import admission, checks, compat, identity, inputs
+from .models import checks, compat, identity
 from .models.lone_rows import LoneRows
+from .opening import open_target
 from .options import Options
 from .output import AssistedOutput, StepRecorder
 from .records import Coordinate, Draft, Processed, Proposal, RoundCommit, Verdict, Verification
 from .schedules import DraftSchedule
-from .scoring import Scorer
 from .standing import Standing
 from .state import manifest, transaction
-from .state.caller_cache import keeper
 from .state.positions import process_block, process_in_order
 from .state.processors import ProcessorPipeline
 from .state.recall import Memory, Recall
 from .state.rows import Rows, fed
 from .state.stopping import StoppingRules
 from .telemetry import AssistStats
-
-
-logger = logging.get_logger(__name__)
 
 
 class Session:
@@ -91,37 +88,10 @@ class Session:
         positions = model_kwargs.get("position_ids")
         read = [*self.rows.prompt_tokens] if positions is None else (positions[..., -1].flatten() + 1).tolist()
         checks.check_length(model, min(read), max(read) + self.rules.max_length - self.rows.prompt_length)
-        cache = model_kwargs.get(compat.CACHE_ARGUMENT)
-        alone = admission.needs_rows_alone(cache)
-        admitted = admission.admit(model, alone)
-        self.serial = admitted.reason if admitted.strategy in (admission.SERIAL, admission.SERIAL_UNCACHED) else None
-        if self.serial:
-            logger.warning_once(f"{type(model).__name__} is decoded token by token, without drafts: {self.serial}")
-        lone = admitted.strategy != admission.ROWS
-        if lone:
-            checks.check_lone_rows(model, admitted.strategy, generation_config, model_kwargs, self.rows.batch)
-            if options.keep_cache:
-                checks.check_lone_cache(model, input_ids, generation_config, model_kwargs)
-            # one that `generate` made is for the whole batch, and every row gets an empty copy
-            cache = cache if options.keep_cache else None
-            wanted = bool(generation_config.return_dict_in_generate or options.keep_cache)
-            self.returns_cache = wanted and self.rows.batch == 1
-        elif cache is None:
-            # `use_cache=False`: block scoring needs one all the same, and nobody sees it
-            checks.check_outputs_without_cache(generation_config)
-            cache = model_kwargs[compat.CACHE_ARGUMENT] = DynamicCache(config=compat.text_config(model))
-            self.returns_cache = False
-        else:
-            checks.check_outputs_with_cache(generation_config, cache)
-            user_defined = getattr(cache, "_is_user_defined", False) or options.keep_cache
-            self.returns_cache = bool(generation_config.return_dict_in_generate or user_defined)
-        embeds, encoded = model_kwargs.get("inputs_embeds"), model_kwargs.get("encoder_outputs")
-        self.caller_cache = keeper(cache)
-        # attentions are as wide as the text, and a caller's cache may be too
-        keeps_all = bool(model_kwargs.get("output_attentions")) or (
-            not lone and self.returns_cache and self.caller_cache.wants_all(compat.layer_windows(model))
-        )
-        self.scorer = Scorer(model, self.rows, options.layout, self.caller_cache, self.returns_cache, alone, keeps_all)
+        opening = open_target(model, input_ids, self.rows, generation_config, model_kwargs, options)
+        self.scorer, self.caller_cache = opening.scorer, opening.caller_cache
+        self.returns_cache, self.serial = opening.returns_cache, opening.serial
+        encoded = model_kwargs.get("encoder_outputs")
         self.recorder = StepRecorder(generation_config, self.rows, encoded)
         vocabulary = compat.head_size(model)
         example = (
@@ -168,11 +138,7 @@ class Session:
                 "token_map": {"vocabulary": vocabulary},
                 "processors": self.processors.describe(),
                 "stopping": {**self.rules.describe(), "pad": self.rows.pad_token_id},
-                "prompt": {
-                    "embeddings": None if embeds is None else identity.tensor_digest(embeds),
-                    "encoder": None if encoded is None else identity.tensor_digest(encoded[0]),
-                    "shown": identity.content_digest(inputs.shown(model, model_kwargs)),
-                },
+                "prompt": identity.describe_prompt(model, model_kwargs),
                 **self.judging.describe(),
             },
         )
@@ -180,6 +146,7 @@ class Session:
         # of each row, the columns that iteration has handed out
         self._delivered = list(self.rows.lengths)
         self._result: Any = None
+        self._abandoned, self._stepping = False, threading.Lock()
 
     @property
     def stats(self) -> AssistStats:
@@ -215,8 +182,23 @@ class Session:
                 called after publication: what they raise comes with the tokens already published, and they are not
                 told again. Where there is no memory in the end, the error carries the published tokens as `published`.
         """
-        self.standing.require_unchanged()
-        return self._step()
+        with self._alone():
+            self.standing.require_unchanged()
+            return self._step()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps a second thread, and a callback inside a round, from stepping too; nothing goes on after an end."""
+        if self._abandoned:
+            raise SessionEnded("This session was abandoned: open a new one with `start(...)`.")
+        if not self._stepping.acquire(blocking=False):
+            raise SessionEnded(
+                "This session is in the middle of a step: step it from one thread, and not from within."
+            )
+        try:
+            yield
+        finally:
+            self._stepping.release()
 
     def _step(self) -> RoundCommit | None:
         self.listeners.settle()
@@ -300,21 +282,30 @@ class Session:
     @torch.no_grad()
     def result(self) -> AssistedOutput | torch.Tensor:
         """What `generate` returns; runs to the end first."""
-        # between these rounds no code of the caller's runs but what it asked to be called back
-        self.standing.require_unchanged()
-        while self._step() is not None:
-            pass
-        if self._result is None:
-            try:
-                self._result = self.finish()
-            except RuntimeError as error:
-                if is_out_of_memory(error):
-                    error.published = self.sequences_so_far()  # type: ignore[attr-defined]
-                raise
-        return self._result
+        with self._alone():
+            # between these rounds no code of the caller's runs but what it asked to be called back
+            self.standing.require_unchanged()
+            while self._step() is not None:
+                pass
+            if self._result is None:
+                try:
+                    self._result = self.finish()
+                except RuntimeError as error:
+                    if is_out_of_memory(error):
+                        error.published = self.sequences_so_far()  # type: ignore[attr-defined]
+                    raise
+            return self._result
 
     def abandon(self) -> None:
-        """Gives the caller's cache back as it was before the call, and closes the acceptance log."""
+        """Ends the session: the caller's cache is as it was before the call, and the acceptance log is closed.
+
+        Processors and criteria remember what has been published, as after a `generate` that stopped there.
+        """
+        if self._abandoned or self._result is not None:
+            return
+        self._abandoned = True
+        self.recall.settle(self.rows.state.memory)
+        self.processors.hand_back()
         self.caller_cache.restore()
         self.listeners.close()
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ..state.manifest import digest
 from ..version import __version__
-from . import compat
+from . import compat, inputs
 
 
 _SAMPLED_VALUES = 8
@@ -94,6 +94,21 @@ def content_digest(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [content_digest(part) for part in value]
     return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__qualname__
+
+
+def describe_prompt(model: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a call reads besides tokens: digests of embeddings, encoder states, images and audio.
+
+    Args:
+        model (`PreTrainedModel`): the target.
+        arguments (`dict[str, Any]`): its forward arguments as `generate` prepared them.
+    """
+    embeds, encoded = arguments.get("inputs_embeds"), arguments.get("encoder_outputs")
+    return {
+        "embeddings": None if embeds is None else tensor_digest(embeds),
+        "encoder": None if encoded is None else tensor_digest(encoded[0]),
+        "shown": content_digest(inputs.shown(model, arguments)),
+    }
 
 
 def watch(model: PreTrainedModel) -> Callable[[], tuple[Any, ...]]:

@@ -19,6 +19,7 @@ from hf_exactassist.state import transaction
 from hf_exactassist.state.rows import Rows
 from hf_exactassist.state.stopping import StoppingRules
 from tests.api.helpers import CACHE, RecordingStreamer
+from tests.exactness.remembering import Automaton, Counter, Patience, Saving
 from tests.tiny import EVEN_NOISE, noisy, prompts, tiny
 
 
@@ -272,6 +273,119 @@ def test_code_of_the_callers_that_fails_loses_nothing(monkeypatch, models, layou
     output = session.result()
     assert torch.equal(output.sequences, expected.sequences)
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(output.scores, expected.scores, strict=True))
+
+
+def remembering():
+    return {"logits_processor": [Counter(), Automaton(20)], "stopping_criteria": [Patience(14)]}
+
+
+def recollections(given):
+    return [vars(part) for parts in given.values() for part in parts]
+
+
+@pytest.mark.parametrize(("error", "number"), [(Broken, 1), (Broken, 4), (KeyboardInterrupt, 2)])
+@pytest.mark.parametrize("where", [*MODELS, *STAGES])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_what_remembers_forgets_a_failed_round(monkeypatch, models, lengths, where, number, error):
+    """0x06D, 0x06E: in the end it has been called as if nothing had failed, and after each failure it can go on."""
+    theirs, ours, mode = remembering(), remembering(), {**MODES["sampled"], "return_dict_in_generate": True}
+    expected = uninterrupted(models, lengths, **mode, **theirs)
+    event = armed(monkeypatch, where, models, error, number)
+    session = opened(models, lengths, **mode, **ours)
+    event.on = True
+    assert finish(session, error) == 1
+    assert torch.equal(session.result().sequences, expected.sequences)
+    assert recollections(ours) == recollections(theirs)
+
+
+@pytest.mark.parametrize("kind", [Saving, Patience])
+@pytest.mark.parametrize("number", [1, 2, 7])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_what_remembers_may_fail_itself(models, lengths, number, kind):
+    """Half way through a round, after calls that it has already counted."""
+    event = Armed(Broken, number)
+    event.on = False
+
+    class Failing(kind):
+        def __call__(self, *args, **kwargs):
+            answer = super().__call__(*args, **kwargs)
+            event()
+            return answer
+
+    def given():
+        own = Failing(14) if kind is Patience else Failing()
+        return {"stopping_criteria" if kind is Patience else "logits_processor": [own]}
+
+    theirs, ours = given(), given()
+    mode = {**MODES["sampled"], "eos_token_id": None, "return_dict_in_generate": True}
+    expected = uninterrupted(models, lengths, **mode, **theirs)
+    session = opened(models, lengths, **mode, **ours)
+    event.on = True
+    assert finish(session, Broken) == 1
+    assert torch.equal(session.result().sequences, expected.sequences)
+    assert recollections(ours) == recollections(theirs)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_each_of_several_attempts_carries_its_own_memory(models, lengths):
+    """0x06A: the attempt that is published says what is remembered, whichever was made last."""
+    theirs, ours = remembering(), remembering()
+    expected = uninterrupted(models, lengths, **MODES["greedy"], **theirs)
+    session = opened(models, lengths, **MODES["greedy"], **ours)
+    session.step()
+    while not session.finished:
+        short = session.round([0] * len(session.rows.active))
+        session.round(session.wanted(1.0))
+        assert session.publish(short)
+    assert torch.equal(session.result(), expected)
+    assert recollections(ours) == recollections(theirs)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_rounds_say_what_processors_remember_before_and_after(models, lengths):
+    """0x06D, 0x06E: a chain of hashes; without memory, one and the same."""
+    session, commits = opened(models, lengths, **MODES["greedy"], **remembering()), []
+    while (commit := session.step()) is not None:
+        commits.append(commit)
+    hashes = [commits[0].processors_before, *(commit.processors_after for commit in commits)]
+    assert [commit.processors_before for commit in commits] == hashes[:-1]
+    assert len(set(hashes)) == len(hashes) > 3
+    again = opened(models, lengths, **MODES["greedy"], **remembering())
+    assert [commit.processors_after for commit in iter(again.step, None)] == hashes[1:]
+    plain = opened(models, lengths, **MODES["greedy"])
+    assert len({commit.processors_after for commit in iter(plain.step, None)}) == 1
+
+
+def test_an_abandoned_session_has_ended(models):
+    given = remembering()
+    session = opened(models, [6], **MODES["greedy"], **given)
+    session.step()
+    session.step()
+    session.round(session.wanted(1.0))
+    session.abandon()
+    session.abandon()
+    for verb in (session.step, session.result, lambda: list(session)):
+        with pytest.raises(hf_exactassist.SessionEnded, match="open a new one"):
+            verb()
+    # what was called for a round that nobody published is forgotten
+    assert len(given["logits_processor"][0].shown) == session.stats.published
+
+
+def test_a_session_is_stepped_from_one_place_at_a_time(models):
+    """A callback inside a step, and a second thread, are told so and change nothing."""
+    refused = []
+
+    class Meddling(RecordingStreamer):
+        def put(self, value):
+            super().put(value)
+            if self.puts[1:]:
+                with pytest.raises(hf_exactassist.SessionEnded, match="from one thread"):
+                    session.step()
+                refused.append(1)
+
+    session = opened(models, [6], **MODES["greedy"], streamer=Meddling())
+    assert torch.equal(session.result(), uninterrupted(models, [6], **MODES["greedy"]))
+    assert refused
 
 
 @pytest.mark.parametrize("number", [2, 3, 6])
