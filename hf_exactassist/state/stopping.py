@@ -75,7 +75,7 @@ class StoppingRules:
                 return _one_answer_per_row(rule, subject(ids, scores), len(ids)).float()[:, None]
 
             def call_once(subject: Any, ids: torch.Tensor, row: int | None) -> torch.Tensor:
-                return torch.as_tensor(subject(ids, scores)).float().expand(len(ids))[:, None]
+                return torch.as_tensor(subject(ids, scores), device=ids.device).float().expand(len(ids))[:, None]
 
             stateless = is_stateless(rule, call_once, input_ids)
             # what cannot be copied, such as one that waits for an event, is still asked once a prefix and in order
@@ -144,7 +144,8 @@ class StoppingRules:
             given = scores(length - rows.prompt_length)
             if rows.in_step and type(rule) not in _ROW_BY_ROW:
                 # as plain `generate` takes it: one answer, or one for each row
-                whole = torch.as_tensor(rule(rows.ids[:, :length], given)).expand(rows.batch).tolist()
+                answer = rule(rows.ids[:, :length], given)
+                whole = torch.as_tensor(answer, device=rows.ids.device).expand(rows.batch).tolist()
                 said = [bool(whole[row]) for row in asked]
             elif type(rule) in _ROW_BY_ROW or rows.batch == 1:
                 answers_alone = (rule(rows.ids[row : row + 1, :length], given) for row in asked)

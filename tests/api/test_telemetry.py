@@ -272,8 +272,8 @@ def test_equal_laws_have_equal_names(models, monkeypatch):
     """A correction's law is known by a hash of its weights: the same rows and calls name it alike."""
     seen, judge = [], session_module.Session.judge
 
-    def watched(self, scores, draft):
-        verdict = judge(self, scores, draft)
+    def watched(self, processed, draft):
+        verdict, scores = judge(self, processed, draft), processed.scores
         for i, row in enumerate(self.rows.active):
             at = int(verdict.accepted[i])
             if at < draft.lengths[i]:

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, LogitsProcessor, StoppingCriteria
+from transformers import LlamaForCausalLM, LogitsProcessor
 
 import hf_exactassist
 from tests.tiny import noisy, prompts, tiny
@@ -132,29 +132,6 @@ def test_a_processor_that_ties_rows_together_is_exact_for_one_row():
     settings = {**GREEDY, "max_new_tokens": 12, "logits_processor": [first_row_decides]}
     ours = hf_exactassist.generate(target, **inputs, **settings, assistant_model=noisy(target))
     assert torch.equal(ours, target.generate(**inputs, **settings))
-
-
-class Patience(StoppingCriteria):
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, input_ids, scores, **kwargs):
-        self.calls += 1
-        return torch.full((len(input_ids),), self.calls >= 9)
-
-
-def test_a_criterion_with_a_memory_is_exact_for_one_row_and_refused_in_a_batch():
-    target = tiny()
-    settings = {**GREEDY, "max_new_tokens": 20}
-    plain = target.generate(**prompts([6]), **settings, stopping_criteria=[Patience()])
-    criterion = Patience()
-    settings["assistant_model"] = noisy(target)
-    ours = hf_exactassist.generate(target, **prompts([6]), **settings, stopping_criteria=[criterion])
-    assert torch.equal(ours, plain) and criterion.calls == 9
-    criterion = Patience()
-    with pytest.raises(hf_exactassist.BatchCoupledCriterion, match="remembers its calls"):
-        hf_exactassist.generate(target, **prompts([6, 4]), **settings, stopping_criteria=[criterion])
-    assert criterion.calls == 0
 
 
 def test_ids_of_any_integer_type_and_any_limit():

@@ -458,24 +458,20 @@ def test_without_eos_stopped_rows_are_decoded_until_all_have_stopped(target, noi
     assert 3 < new < TOKENS
 
 
-class WholeBatch(StoppingCriteria):
-    """Answers once for everything."""
+class Turncoat(StoppingCriteria):
+    """Answers row by row for a while, then once for everything."""
 
     def __call__(self, input_ids, scores, **kwargs):
-        return bool((input_ids[:, -1] == 5).all())
+        answers = input_ids[:, -1] == 5
+        return answers if input_ids.shape[1] < PROMPT + 3 else bool(answers.all())
 
 
-def test_a_criterion_that_answers_once_for_a_batch_is_refused_by_name(target, twin):
-    streamer = mock.Mock()
-    decoding = hf_exactassist.AssistedDecoding(
-        ScriptedDrafter(torch.zeros(4, 99, dtype=torch.long), lambda row, number: 0),
-        ConstantSchedule(3),
-        streamer=streamer,
-    )
-    with pytest.raises(hf_exactassist.BatchCoupledCriterion, match="WholeBatch"):
-        target.generate(**batch(), max_new_tokens=5, custom_generate=decoding, stopping_criteria=[WholeBatch()])
-    streamer.put.assert_not_called()
-    streamer.end.assert_called_once_with()
+def test_a_criterion_that_starts_to_answer_once_for_a_batch_is_refused_by_name(target, twin):
+    """Rows have left step by then."""
+    with pytest.raises(hf_exactassist.BatchCoupledCriterion, match="Turncoat"):
+        hf_exactassist.generate(
+            target, **batch(), max_new_tokens=9, assistant_model=twin, stopping_criteria=[Turncoat()]
+        )
 
 
 def test_a_criterion_that_answers_once_is_fine_for_one_row(target, twin, inputs, greedy):
