@@ -48,7 +48,7 @@ class _Copying:
 
     def prepare(self, value: Any) -> None:
         """Makes the copies that `deepcopy` must find ready."""
-        functions = []
+        functions, methods = [], []
         for part in parts(value):
             if id(part) in self.memo:
                 continue
@@ -56,8 +56,11 @@ class _Copying:
                 self.memo[id(part)] = part
             elif isinstance(part, torch.Generator):
                 self.memo[id(part)] = part.clone_state()
-            elif isinstance(part, (types.FunctionType, types.BuiltinFunctionType)):
-                functions.append(part)
+            elif isinstance(part, types.FunctionType):
+                if self._may_remember(part):
+                    functions.append(part)
+            elif isinstance(part, types.BuiltinFunctionType):
+                methods.append(part)
             elif isinstance(part, (DynamicLayer, SynthIDTextWatermarkLogitsProcessor)):
                 # the first only ever replaces its tensors, the second only reads its table and keys
                 names = ("keys", "values", "sampling_table")
@@ -65,7 +68,13 @@ class _Copying:
             elif not isinstance(part, (type, torch.Tensor)):
                 self._copies_itself(part)
         for function in functions:
-            self.copy(function)
+            self._shell(function)
+        for method in methods:
+            # such as the `append` of a list
+            if not isinstance(method.__self__, (types.ModuleType, type(None))):
+                self.memo[id(method)] = getattr(self.copy(method.__self__), method.__name__)
+        for function in functions:
+            self._fill(function)
 
     def _copies_itself(self, part: Any) -> None:
         for name in _OWN_COPY:
@@ -87,37 +96,30 @@ class _Copying:
             return theirs
         if isinstance(value, types.MethodType):
             return types.MethodType(self.copy(value.__func__), self.copy(value.__self__))
-        if isinstance(value, types.FunctionType):
-            return self._function(value)
-        if isinstance(value, types.BuiltinFunctionType) and not isinstance(value.__self__, types.ModuleType):
-            # such as the `append` of a list
-            self.memo[id(value)] = getattr(self.copy(value.__self__), value.__name__)
-            return self.memo[id(value)]
         return copy.deepcopy(value, self.memo)
 
-    def _function(self, value: types.FunctionType) -> types.FunctionType:
-        stateful = value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__
-        names = value.__globals__
-        if id(value) in self.memo or not (stateful or self.isolated) or not _is_own(value):
-            return self.memo.get(id(value), value)
-        if self.isolated:
-            names = dict(names)
+    def _shell(self, value: types.FunctionType) -> None:
+        """Makes a function's copy without what it holds, which may be copies of functions again."""
+        names = dict(value.__globals__) if self.isolated else value.__globals__
         cells = tuple(types.CellType() for _ in value.__closure__ or ())
         function = types.FunctionType(value.__code__, names, value.__name__, None, cells)
         function.__qualname__, function.__module__ = value.__qualname__, value.__module__
         self.memo[id(value)] = function
+
+    def _fill(self, value: types.FunctionType) -> None:
+        function = self.memo[id(value)]
         function.__defaults__, function.__kwdefaults__ = self.copy(value.__defaults__), self.copy(value.__kwdefaults__)
         function.__dict__.update(self.copy(value.__dict__))
         if self.isolated:
-            names.update({name: self.copy(part) for name, part in held(value).items()})
-        for cell, theirs in zip(cells, value.__closure__ or (), strict=True):
+            function.__globals__.update({name: self.copy(part) for name, part in held(value).items()})
+        for cell, theirs in zip(function.__closure__ or (), value.__closure__ or (), strict=True):
             cell.cell_contents = self.copy(theirs.cell_contents)
-        return function
 
-
-def _is_own(function: types.FunctionType) -> bool:
-    """Whether a function is the caller's: those of Python's and Transformers' libraries remember nothing."""
-    return (function.__module__ or "").partition(".")[0] not in LIBRARIES
+    def _may_remember(self, function: types.FunctionType) -> bool:
+        """Those of Python's and Transformers' libraries do not."""
+        holds = function.__closure__ or function.__defaults__ or function.__kwdefaults__ or function.__dict__
+        own = (function.__module__ or "").partition(".")[0] not in LIBRARIES
+        return own and bool(holds or self.isolated)
 
 
 def put_back(originals: Sequence[Any], copies: Sequence[Any]) -> None:
