@@ -1,10 +1,15 @@
 """Processors and criteria that remember get exactly the calls of a serial decode (contract 0x06D, 0x06F, 0x06J)."""
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
 from transformers.generation import SynthIDTextWatermarkingConfig, WatermarkingConfig
+from transformers.generation.logits_process import (
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 
 import hf_exactassist
 from hf_exactassist.schedules import ConstantSchedule
@@ -308,3 +313,77 @@ def test_guidance_needs_a_negative_prompt_for_every_row(pair):
     settings = {**GREEDY, "guidance_scale": 1.8, "negative_prompt_ids": prompts([3])["input_ids"]}
     with pytest.raises(hf_exactassist.StatefulProcessor, match="one negative prompt for each of the 3 rows"):
         hf_exactassist.generate(target, **prompts(LENGTHS[3]), **settings, assistant_model=assistant)
+
+
+def test_guidance_is_asked_once_a_published_token_and_never_by_drafts(pair):
+    target, assistant = pair
+    kind = UnbatchedClassifierFreeGuidanceLogitsProcessor
+    with mock.patch.object(kind, "__call__", autospec=True, side_effect=kind.__call__) as calls:
+        hf_exactassist.generate(
+            target, **prompts(LENGTHS[3]), **GREEDY, eos_token_id=None, guidance_scale=1.8, assistant_model=assistant
+        )
+    assert calls.call_count == 3 * NEW
+
+
+def once_only(name, target):
+    if name == "guidance":
+        return UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, target)
+    return SynthIDTextWatermarkLogitsProcessor(3, [1, 2], 2**8, 0, 9, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["guidance", "synthid"])
+def test_a_processor_for_one_use_is_refused_when_it_has_been_used(pair, name):
+    target, assistant = pair
+    processor, settings = once_only(name, target), {**GREEDY, "eos_token_id": None}
+    plain = target.generate(**prompts([6]), **settings, logits_processor=[processor])
+    given = {**prompts([6]), **settings, "assistant_model": assistant}
+    with pytest.raises(hf_exactassist.StatefulProcessor, match="used before"):
+        hf_exactassist.generate(target, **given, logits_processor=[processor])
+    ours = hf_exactassist.generate(target, **given, logits_processor=[once_only(name, target)])
+    assert ours.tolist() == plain.tolist()
+
+
+# --- rows in step ---
+
+
+@pytest.mark.parametrize("who", ["processor", "criterion", "both"])
+@pytest.mark.parametrize("k", [3, 8])
+def test_rows_in_step_wait_for_one_that_ends_inside_a_block(pair, who, k):
+    """All drafts are right, so that nothing but the end of the first row cuts the others; then it shows padding."""
+    target, _ = pair
+    inputs = prompts(LENGTHS[3])
+    text = target.generate(**inputs, **GREEDY, eos_token_id=None, logits_processor=[Counter()] * (who != "criterion"))
+    settings = {**GREEDY, "eos_token_id": int(text[0, 6 + 7]), "pad_token_id": 0}
+
+    def given():
+        processors = [] if who == "criterion" else [Counter()]
+        criteria = [] if who == "processor" else [Patience(1000)]
+        return {"logits_processor": processors, "stopping_criteria": criteria}
+
+    theirs, ours = given(), given()
+    plain = target.generate(**inputs, **settings, **theirs)
+    drafter = ScriptedDrafter(torch.cat([plain, plain[:, :9] + 1], dim=1), lambda row, number: k)
+    loop = hf_exactassist.AssistedDecoding(drafter, ConstantSchedule(k))
+    output = target.generate(**inputs, **settings, **ours, custom_generate=loop)
+    assert output.tolist() == plain.tolist() and (plain[0, 6 + 8 :] == 0).all()
+    for mine, yours in zip(ours.values(), theirs.values(), strict=True):
+        assert [part.shown for part in mine] == [part.shown for part in yours]
+    assert any("stop" in commit.terminal and "held" in commit.terminal for commit in drafter.observed)
+
+
+def test_rows_in_step_draft_equally_many_tokens(pair):
+    """What one row drafts beyond the others cannot be published."""
+    target, assistant = pair
+    session = hf_exactassist.start(
+        target,
+        **prompts(LENGTHS[3]),
+        **GREEDY,
+        eos_token_id=None,
+        assistant_model=assistant,
+        num_assistant_tokens_schedule="heuristic",
+        logits_processor=[Counter()],
+    )
+    commits = list(iter(session.step, None))
+    assert all(len(set(commit.drafted)) == 1 and len({*map(len, commit.tokens)}) == 1 for commit in commits)
+    assert len({commit.drafted[0] for commit in commits}) > 2
+    assert session.stats.in_step == "Counter"
