@@ -21,8 +21,8 @@ from tests.tiny_encoder_decoder import KINDS, VOCABULARY, audio, sentences, tiny
 
 # the penalty keeps tiny models from saying one word for ever
 GREEDY = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 24, "repetition_penalty": 1.5}
-SEEDS = {"t5": 3, "bart": 3, "m2m_100": 1}
-NOISE = {"t5": 0.03, "bart": 0.03, "m2m_100": 0.1}
+SEEDS = {"t5": 3, "bart": 3, "m2m_100": 1, "marian": 3}
+NOISE = {"t5": 0.03, "bart": 0.03, "m2m_100": 0.1, "marian": 0.1}
 LENGTHS = [9, 5, 12]
 
 
