@@ -14,7 +14,7 @@ from transformers.generation import StoppingCriteriaList, StopStringCriteria
 
 from .decoding import AssistedDecoding, SteppedDecoding
 from .errors import InvalidArgument, UnsupportedArgument
-from .models import admission, compat, encoder, wrappers
+from .models import admission, checks, compat, encoder, wrappers
 from .options import Options
 from .output import AssistedEncoderDecoderOutput
 from .resolve import Settings, call_settings, resolve_drafter, wants_assistance
@@ -190,6 +190,9 @@ def _assisted(
         inner = wrappers.unwrapped(model, "target")
         wrappers.require_same(model, "target")
         wrappers.check_arguments(model, kwargs)
+        given = (kwargs.get("inputs_embeds"), inputs, kwargs.get("input_ids"))
+        # where embeddings are given, ids may be empty
+        checks.check_prompts(next((prompts for prompts in given if prompts is not None), None))
         decoding, kwargs = _prepare(
             kind, inner, settings, assistant_model, streamer, own, passed["synced_gpus"], kwargs
         )

@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from .acceptance_log import AcceptanceLog
 from .drafters.base import Drafter, DraftingContext
-from .errors import BrokenRound, ExactAssistError, InvalidArgument, InvalidCommit
+from .errors import BrokenRound, ExactAssistError, InvalidArgument, InvalidCommit, UnsupportedArgument
 from .judging import Judge
 from .listeners import Listeners
 from .memory import is_out_of_memory
@@ -134,7 +134,7 @@ class Session:
         # last of all that may refuse, as it may draw a seed
         self.judging = Judge(bool(generation_config.do_sample), options, self.rows, vocabulary, model.dtype)
         self.schedule.start()
-        self.drafter.start(
+        self._start_drafter(
             DraftingContext(
                 self.rows,
                 self.processors,
@@ -172,6 +172,18 @@ class Session:
         # of each row, the columns that iteration has handed out
         self._delivered = list(self.rows.lengths)
         self._result: Any = None
+
+    def _start_drafter(self, context: DraftingContext) -> None:
+        refusal = None
+        try:
+            self.drafter.start(context)
+        except UnsupportedArgument as error:
+            refusal = error
+        if refusal is not None:
+            if context.target is not None and inputs.shown(context.target, self.model_kwargs):
+                # images that the target cannot read either are no fault of the assistant's: it says so itself
+                self.scorer.prefill(self.generation_config, self.model_kwargs)
+            raise refusal
 
     @property
     def stats(self) -> AssistStats:
