@@ -205,10 +205,10 @@ def test_assistant_that_prefers_padding(t5):
 
 def test_padding_token_inside_the_text():
     """M2M100 counts positions without it, so a block that holds one is read in two."""
-    model = tiny("m2m_100", 1)
+    model = tiny("m2m_100", 7)
     head = model.get_output_embeddings()
     head.register_forward_hook(lambda module, args, output: output + 4 * torch.eye(VOCABULARY)[0])
-    inputs, settings = sentences(LENGTHS), {**GREEDY, "repetition_penalty": 1.2}
+    inputs, settings = sentences(LENGTHS), {**GREEDY, "repetition_penalty": 2.0}
     plain = model.generate(**inputs, **settings)
     assistant = noisy(model, 0.05)
     output = hf_exactassist.generate(model, **inputs, **settings, assistant_model=assistant, num_assistant_tokens=8)
