@@ -94,7 +94,8 @@ def generate(
         **kwargs: generation settings and model arguments, as in Transformers.
 
     Returns:
-        what `model.generate` returns. With `return_dict_in_generate=True` the output object also has `assist_stats`.
+        what `model.generate` returns. With `return_dict_in_generate=True` the output object also has `assist_stats`; a
+        dictionary that Whisper returns (segments, times of words) has it as a key.
 
     Raises:
         ExactAssistError: what cannot be kept exact, before the first token, with what to change.
@@ -207,6 +208,9 @@ def _assisted(
                 if isinstance(output, AssistedEncoderDecoderOutput):
                     # it makes a new one of what its calls returned
                     object.__setattr__(output, "assist_stats", decoding.stats)
+                elif isinstance(output, dict):
+                    # segments and times of words come in a dictionary, of which readers take what they know
+                    output["assist_stats"] = decoding.stats
                 return output
             return GenerationMixin.generate(inner, inputs, custom_generate=decoding, **passed, **kwargs)
     finally:

@@ -329,6 +329,20 @@ def test_whisper_transcribes_long_audio_the_same(rows, settings):
     assert ours["sequences"].tolist() == plain["sequences"].tolist()
     starts = [[[float(part["start"]) for part in row] for row in output["segments"]] for output in (ours, plain)]
     assert starts[0] == starts[1] and len(starts[0][0]) > 1
+    # of all stretches and attempts
+    stats = ours.pop("assist_stats")
+    assert ours.keys() == plain.keys() and stats.serial is None and stats.drafted and stats.rounds > len(starts[0][0])
+
+
+def test_whisper_counts_beside_times_of_words():
+    target, assistant = whisper(), noisy(whisper(), 0.05)
+    target.generation_config.alignment_heads = [[0, 0], [1, 1]]
+    target.set_attn_implementation("eager")
+    settings = {"do_sample": False, "max_new_tokens": 12, "return_token_timestamps": True, "return_timestamps": True}
+    plain = target.generate(audio(), **settings)
+    ours = hf_exactassist.generate(target, audio(), **settings, assistant_model=assistant)
+    assert ours.pop("assist_stats").accepted
+    assert {name: value.tolist() for name, value in ours.items()} == {name: v.tolist() for name, v in plain.items()}
 
 
 def test_whisper_counts_all_stretches():
