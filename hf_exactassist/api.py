@@ -14,7 +14,7 @@ from transformers.generation import StoppingCriteriaList, StopStringCriteria
 
 from .decoding import AssistedDecoding, SteppedDecoding
 from .errors import InvalidArgument, UnsupportedArgument
-from .models import admission, compat, encoder, wrappers
+from .models import admission, checks, compat, encoder, wrappers
 from .options import Options
 from .output import AssistedEncoderDecoderOutput
 from .resolve import Settings, call_settings, resolve_drafter, wants_assistance
@@ -94,7 +94,8 @@ def generate(
         **kwargs: generation settings and model arguments, as in Transformers.
 
     Returns:
-        what `model.generate` returns. With `return_dict_in_generate=True` the output object also has `assist_stats`.
+        what `model.generate` returns. With `return_dict_in_generate=True` the output object also has `assist_stats`; a
+        dictionary that Whisper returns (segments, times of words) has it as a key.
 
     Raises:
         ExactAssistError: what cannot be kept exact, before the first token, with what to change.
@@ -190,6 +191,9 @@ def _assisted(
         inner = wrappers.unwrapped(model, "target")
         wrappers.require_same(model, "target")
         wrappers.check_arguments(model, kwargs)
+        given = (kwargs.get("inputs_embeds"), inputs, kwargs.get("input_ids"))
+        # where embeddings are given, ids may be empty
+        checks.check_prompts(next((prompts for prompts in given if prompts is not None), None))
         decoding, kwargs = _prepare(
             kind, inner, settings, assistant_model, streamer, own, passed["synced_gpus"], kwargs
         )
@@ -204,6 +208,9 @@ def _assisted(
                 if isinstance(output, AssistedEncoderDecoderOutput):
                     # it makes a new one of what its calls returned
                     object.__setattr__(output, "assist_stats", decoding.stats)
+                elif isinstance(output, dict):
+                    # segments and times of words come in a dictionary, of which readers take what they know
+                    output["assist_stats"] = decoding.stats
                 return output
             return GenerationMixin.generate(inner, inputs, custom_generate=decoding, **passed, **kwargs)
     finally:

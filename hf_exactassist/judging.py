@@ -8,9 +8,18 @@ from typing import Any
 
 import torch
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, UnsupportedArgument
 from .options import Options
-from .randomness import ACCEPT, ORDINARY, TERMINAL, Noise, SharedNoise, default_generator, draw_seed
+from .randomness import (
+    ACCEPT,
+    ORDINARY,
+    SHARED_NOISE_DEVICES,
+    TERMINAL,
+    Noise,
+    SharedNoise,
+    default_generator,
+    draw_seed,
+)
 from .records import Draft, Spent, Uniforms, Verdict
 from .state.rows import Rows
 from .verification.coupling import keeps, verify_sampled
@@ -35,6 +44,7 @@ class Judge:
 
     Raises:
         InvalidArgument: row identities or generator do not fit the batch.
+        UnsupportedArgument: shared noise on a device whose way of sampling is not known.
     """
 
     def __init__(
@@ -50,11 +60,20 @@ class Judge:
         self.noise = self.shared_noise = None
         device, generator, self.seed = rows.ids.device, options.generator, options.seed
         if self.coupling == "shared_noise":
+            if device.type not in SHARED_NOISE_DEVICES:
+                raise UnsupportedArgument(
+                    f'`coupling="shared_noise"` draws what plain sampling draws, which is known on '
+                    f"{' and '.join(SHARED_NOISE_DEVICES)} and not on {device.type}: leave `coupling` out, for the "
+                    "same law with other numbers, or put the input ids and the target on one of these."
+                )
             generator = default_generator(device) if generator is None else generator
             if self.seed is not None:
                 generator = torch.Generator(device).manual_seed(self.seed)
             if generator.device.type != device.type:
-                raise InvalidArgument(f"`generator` must live where the input ids do, on {device.type}.")
+                raise InvalidArgument(
+                    f"`generator` lives on {generator.device.type}, and plain sampling would draw where the input ids "
+                    f'are: pass one of that device, `torch.Generator("{device}")`.'
+                )
             self._generator_state = generator.get_state()
             self.shared_noise = SharedNoise(generator, (rows.batch, vocabulary), device)
         elif self.coupling == "maximal":

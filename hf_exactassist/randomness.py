@@ -20,6 +20,8 @@ _COUNTERS_PER_PAGE = 16
 _PAGE = 4 * _COUNTERS_PER_PAGE
 # steps of shared noise held at a time: more than a draft is long, few enough to forget about
 _STEPS_KEPT = 16
+# where `torch.multinomial` has been seen to choose as [`SharedNoise`] says, with the device's own generator
+SHARED_NOISE_DEVICES = ("cpu", "cuda")
 
 
 class Noise:

@@ -14,11 +14,18 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from .acceptance_log import AcceptanceLog
 from .drafters.base import Drafter, DraftingContext
-from .errors import BrokenRound, ExactAssistError, InvalidArgument, InvalidCommit, SessionEnded
+from .errors import (
+    BrokenRound,
+    ExactAssistError,
+    InvalidArgument,
+    InvalidCommit,
+    SessionEnded,
+    UnsupportedArgument,
+)
 from .judging import Judge
 from .listeners import Listeners
 from .memory import is_out_of_memory
-from .models import checks, compat, identity
+from .models import checks, compat, identity, inputs
 from .models.lone_rows import LoneRows
 from .opening import open_target
 from .options import Options
@@ -111,7 +118,7 @@ class Session:
         # last of all that may refuse, as it may draw a seed
         self.judging = Judge(bool(generation_config.do_sample), options, self.rows, vocabulary, model.dtype)
         self.schedule.start()
-        self.drafter.start(
+        self._start_drafter(
             DraftingContext(
                 self.rows,
                 self.processors,
@@ -147,6 +154,19 @@ class Session:
         self._delivered = list(self.rows.lengths)
         self._result: Any = None
         self._abandoned, self._stepping = False, threading.Lock()
+
+    def _start_drafter(self, context: DraftingContext) -> None:
+        """Lets the drafter read what it must before the first token."""
+        refusal = None
+        try:
+            self.drafter.start(context)
+        except UnsupportedArgument as error:
+            refusal = error
+        if refusal is not None:
+            if context.target is not None and inputs.shown(context.target, self.model_kwargs):
+                # images that the target cannot read either are no fault of the assistant's: it says so itself
+                self.scorer.prefill(self.generation_config, self.model_kwargs)
+            raise refusal
 
     @property
     def stats(self) -> AssistStats:

@@ -25,6 +25,7 @@ KINDS = {
     "t5": ("T5ForConditionalGeneration", "T5Config", T5),
     "bart": ("BartForConditionalGeneration", "BartConfig", BART),
     "m2m_100": ("M2M100ForConditionalGeneration", "M2M100Config", BART),
+    "marian": ("MarianMTModel", "MarianConfig", BART),
 }
 WHISPER = {
     **{name: size for name, size in BART.items() if name not in ("max_position_embeddings", "forced_eos_token_id")},

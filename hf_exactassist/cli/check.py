@@ -35,6 +35,7 @@ def check(
             target,
             assistant,
             with_assistant=assistant is not None or target is None,
+            with_tokenizer=False,
             dtype=dtype,
             device=device,
             attn_implementation=attn_implementation,
@@ -59,11 +60,11 @@ def examine(loaded: loading.Loaded) -> dict[str, Any]:
     Returns:
         `dict[str, Any]`: `admitted`, `reasons` (why not), and what is known of `target`, `assistant` and `tokens`.
     """
-    target = _model(loaded.target, loaded.target_name)
+    target = _model(loaded.target, loaded.target_name, loaded.tokenizer)
     reasons = [] if target["admitted"] else [f"The target: {target['reason']}"]
     report: dict[str, Any] = {"target": target, "assistant": None, "tokens": None, "parameter_ratio": None}
     if loaded.assistant is not None:
-        assistant = _model(loaded.assistant, loaded.assistant_name)
+        assistant = _model(loaded.assistant, loaded.assistant_name, loaded.assistant_tokenizer)
         reasons += [] if assistant["admitted"] else [f"The assistant: {assistant['reason']}"]
         report["assistant"] = assistant
         report["parameter_ratio"] = assistant["parameters"] / max(target["parameters"], 1)
@@ -73,7 +74,7 @@ def examine(loaded: loading.Loaded) -> dict[str, Any]:
     return {"admitted": not reasons, "reasons": reasons, **report}
 
 
-def _model(model: PreTrainedModel, name: str) -> dict[str, Any]:
+def _model(model: PreTrainedModel, name: str, tokenizer: Any) -> dict[str, Any]:
     from ..models import compat
     from ..models.admission import ROWS, admit
 
@@ -92,6 +93,7 @@ def _model(model: PreTrainedModel, name: str) -> dict[str, Any]:
         "masks": masks,
         "cache_layers": admission.layers,
         "head_size": compat.head_size(model),
+        "tokenizer": tokenizer is not None,
     }
 
 
@@ -103,17 +105,17 @@ def _tokens(loaded: loading.Loaded) -> dict[str, Any]:
 
     assert loaded.assistant is not None
     sizes = compat.head_size(loaded.target), compat.head_size(loaded.assistant)
-    theirs = loaded.assistant_tokenizer
+    ours, theirs = loaded.tokenizer, loaded.assistant_tokenizer
     result: dict[str, Any] = {
-        "compared": "head sizes" if theirs is None else "tokenizers",
+        "compared": "head sizes" if ours is None or theirs is None else "tokenizers",
         "shared": 0,
         "of": sizes[0],
     }
     try:
-        shared = int(shared_tokens(*sizes, loaded.tokenizer, theirs).sum())
+        shared = int(shared_tokens(*sizes, ours, theirs).sum())
     except DifferentVocabularies as error:
         return {**result, "same_map": False, "reason": one_line(error)}
-    same = theirs is not None and loaded.tokenizer.get_vocab() == theirs.get_vocab()
+    same = ours is not None and theirs is not None and ours.get_vocab() == theirs.get_vocab()
     return {**result, "shared": shared, "same_map": same, "reason": ""}
 
 
@@ -153,6 +155,7 @@ def _show(report: dict[str, Any]) -> None:
         "masks": [model["masks"] or "-" for model in models],
         "cache": [_layers(model["cache_layers"]) or "-" for model in models],
         "head size": [f"{model['head_size']:,}" for model in models],
+        "tokenizer": ["yes" if model["tokenizer"] else "none that loads" for model in models],
         "admitted": ["yes" if model["admitted"] else "no" for model in models],
     }
     for name, cells in lines.items():
@@ -160,7 +163,7 @@ def _show(report: dict[str, Any]) -> None:
     console.print(table)
     tokens = report["tokens"]
     if tokens is not None:
-        console.print(Text(f"Tokens: {_token_line(tokens)}"), soft_wrap=True)
+        console.print(Text(f"Tokens: {_token_line(report)}"), soft_wrap=True)
         console.print(Text(f"Parameter ratio: {report['parameter_ratio']:.3g} (assistant to target)"), soft_wrap=True)
     elif report["admitted"]:
         console.print("No assistant: drafts can come from the text itself (--prompt-lookup N).", soft_wrap=True)
@@ -172,6 +175,9 @@ def _show(report: dict[str, Any]) -> None:
             model = report[role]
             if model is not None and model["reason"]:
                 console.print(Text(f"The {role} runs {_how(model['strategy'])}: {model['reason']}"), soft_wrap=True)
+        if not report["target"]["tokenizer"]:
+            advice = "`exactassist generate` needs the target's tokenizer: save it beside the model."
+            console.print(Text(advice), soft_wrap=True)
         if report["target"]["dtype"] in ("bfloat16", "float16"):
             console.print(f"In {report['target']['dtype']}, greedy text can differ where two tokens are nearly tied.")
         return
@@ -188,10 +194,12 @@ def _layers(layers: dict[str, int]) -> str:
     return ", ".join(f"{count} x {kind}" for kind, count in layers.items())
 
 
-def _token_line(tokens: dict[str, Any]) -> str:
+def _token_line(report: dict[str, Any]) -> str:
+    tokens = report["tokens"]
     if tokens["reason"]:
         return "not shared"
     shared = f"{tokens['shared']:,} of {tokens['of']:,} target tokens can be drafted"
     if tokens["compared"] == "head sizes":
-        return f"{shared} (the assistant has no tokenizer: only the sizes of the heads were compared)"
+        without = " and ".join(f"the {role}" for role in ("target", "assistant") if not report[role]["tokenizer"])
+        return f"{shared} (no tokenizer for {without}: only the sizes of the heads were compared)"
     return f"{'the same map' if tokens['same_map'] else 'maps agree where they overlap'}, {shared}"

@@ -84,7 +84,7 @@ class Loaded:
 
     Attributes:
         target (`PreTrainedModel`): the target, in evaluation mode.
-        tokenizer (`PreTrainedTokenizerBase`): the target's.
+        tokenizer (`PreTrainedTokenizerBase`): the target's; `None` only where it was not asked for.
         target_name (`str`): its name for messages.
         assistant (`PreTrainedModel`, *optional*): the assistant, in evaluation mode.
         assistant_tokenizer (`PreTrainedTokenizerBase`, *optional*): the assistant's, if its checkpoint has one.
@@ -92,7 +92,7 @@ class Loaded:
     """
 
     target: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Any
     target_name: str
     assistant: PreTrainedModel | None
     assistant_tokenizer: PreTrainedTokenizerBase | None
@@ -104,6 +104,7 @@ def load(
     assistant: str | None,
     *,
     with_assistant: bool = True,
+    with_tokenizer: bool = True,
     dtype: str | None = None,
     device: str | None = None,
     attn_implementation: str | None = None,
@@ -115,6 +116,7 @@ def load(
         target (`str`, *optional*): folder or Hub id.
         assistant (`str`, *optional*): folder or Hub id.
         with_assistant (`bool`): load an assistant at all.
+        with_tokenizer (`bool`): whether the target must have a tokenizer, and not only may.
         dtype (`str`, *optional*): one of `DTYPES`; of the checkpoint by default, float32 for the embedded pair.
         device (`str`, *optional*): a CUDA device if there is one by default.
         attn_implementation (`str`, *optional*): attention path; Transformers' choice by default.
@@ -153,18 +155,25 @@ def load(
         except CommandError:
             raise
         except Exception as error:
-            raise CommandError(f"Cannot load the tokenizer of the {_called(role, name)}: {one_line(error)}") from error
+            raise CommandError(
+                f"Cannot load the tokenizer of the {_called(role, name)}; if there is none, save it beside the model "
+                f"with `tokenizer.save_pretrained`: {one_line(error)}"
+            ) from error
 
-    tokenizer = tokens("target", target)
+    def tokens_if_any(role: str, name: str | None) -> PreTrainedTokenizerBase | None:
+        try:
+            return tokens(role, name)
+        except CommandError:
+            # without it the sizes of the heads are compared, as in the library
+            return None
+
+    # before the model, which takes longer
+    tokenizer = tokens("target", target) if with_tokenizer else tokens_if_any("target", target)
     ours = model("target", target)
     if not with_assistant:
         return Loaded(ours, tokenizer, target or "embedded", None, None, "")
     theirs = model("assistant", assistant)
-    try:
-        assistant_tokenizer = tokens("assistant", assistant)
-    except CommandError:
-        # without it the sizes of the heads are compared, as in the library
-        assistant_tokenizer = None
+    assistant_tokenizer = tokens_if_any("assistant", assistant)
     return Loaded(ours, tokenizer, target or "embedded", theirs, assistant_tokenizer, assistant or "embedded")
 
 

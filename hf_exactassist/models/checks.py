@@ -10,7 +10,13 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel, Quanti
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
 from transformers.generation import GenerationMode
 
-from ..errors import UnsupportedArchitecture, UnsupportedArgument, UnsupportedCache, UnsupportedDecodingMode
+from ..errors import (
+    InvalidArgument,
+    UnsupportedArchitecture,
+    UnsupportedArgument,
+    UnsupportedCache,
+    UnsupportedDecodingMode,
+)
 from . import admission, compat, inputs
 
 
@@ -103,6 +109,22 @@ def check_shares(model: PreTrainedModel, names: Iterable[str], batch: int) -> No
         )
 
 
+def check_prompts(prompts: Any) -> None:
+    """Refuses prompts in which there is nothing to read; plain `generate` fails on them somewhere in the model.
+
+    Args:
+        prompts (`torch.Tensor` of shape `(B, P)` or `(B, P, D)`): token ids or embeddings, as the call was given them.
+
+    Raises:
+        InvalidArgument: there is no row, or no token in the rows.
+    """
+    if isinstance(prompts, torch.Tensor) and 0 in prompts.shape[:2]:
+        raise InvalidArgument(
+            f"The prompts are empty (of shape {tuple(prompts.shape)}), so there is nothing to go on from: pass at "
+            "least one row of at least one token, such as the BOS token, or no inputs at all to start at BOS."
+        )
+
+
 def check_padding(attention_mask: torch.Tensor | None) -> None:
     """Refuses prompts that end in padding.
 
@@ -110,6 +132,11 @@ def check_padding(attention_mask: torch.Tensor | None) -> None:
         UnsupportedArgument: the last column of a 2-D mask hides a row.
     """
     if attention_mask is not None and attention_mask.dim() == 2 and not bool((attention_mask[:, -1:] != 0).all()):
+        if empty := (~(attention_mask != 0).any(dim=1)).nonzero()[:, 0].tolist():
+            raise UnsupportedArgument(
+                f"Rows {empty} have no token to read: their `attention_mask` is 0 throughout, or they are padding "
+                "alone. Leave these rows out, or give each a token, such as the BOS token."
+            )
         raise UnsupportedArgument(
             "A prompt ends in padding (its `attention_mask` ends in 0), so its text would go on behind a gap: pad on "
             'the left, `tokenizer.padding_side = "left"`.'

@@ -155,12 +155,15 @@ class LoneRows:
         """
         width = tokens.shape[1]
         counts = [width] * len(starts) if counts is None else counts
+        # one transfer from the device for all rows, and none for single tokens, where it does not matter what they are
+        known = tokens.tolist() if self._padding is not None and width > 1 else [[-1] * width] * len(tokens)
         blocks: list[torch.Tensor | None] = []
         more: list[dict[str, Any] | None] = []
         for i, (row, start, count) in enumerate(zip(self.rows, starts, counts, strict=True)):
             place = slice(width - count, width) if right else slice(0, count)
             self._said = []
-            blocks.append(self._read(i, start - row.pad, tokens[i, place]) if count > 0 else None)
+            ids = known[i][place]
+            blocks.append(self._read(i, start - row.pad, tokens[i, place], ids) if count > 0 else None)
             said = step_outputs.one_after_the_other(self._said) if self._said else None
             # tokens that had to be read again come first
             more.append(said if said is None else step_outputs.last(said, count))
@@ -174,18 +177,23 @@ class LoneRows:
         rest = step_outputs.batched(more, width, right)
         return SimpleNamespace(logits=logits if keep is None else logits[:, -keep:], **rest)
 
-    def _read(self, i: int, start: int, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits `(n, V)` of `n` tokens that follow the row's first `start` ones."""
+    def _read(self, i: int, start: int, tokens: torch.Tensor, known: list[int]) -> torch.Tensor:
+        """Logits `(n, V)` of `n` tokens, `known` on the host, that follow the row's first `start` ones."""
         if self.position_limit is not None and start + len(tokens) > self.position_limit:
             # there are no positions left, and nobody wants drafts of this row any more
             return torch.zeros(len(tokens), compat.head_size(self.model), device=self.cache.tokens.device)
         pending = self._go_back(i, start)
+        before = self._known(pending)
         if len(pending) > len(tokens) + 2:
             # read for good, so that what is read again does not grow from round to round
-            self._advance(i, pending)
-            pending = pending[:0]
+            self._advance(i, pending, before)
+            pending, before = pending[:0], []
         tokens = tokens.to(self.cache.tokens.device)
-        return self._advance(i, torch.cat([pending, tokens]))[-len(tokens) :]
+        return self._advance(i, torch.cat([pending, tokens]), before + known)[-len(tokens) :]
+
+    def _known(self, tokens: torch.Tensor) -> list[int]:
+        """Tokens that a row has read, on the host; anything where it does not matter what they are."""
+        return tokens.tolist() if self._padding is not None and len(tokens) else [-1] * len(tokens)
 
     def _note(self, i: int, slot: int, tokens: torch.Tensor) -> None:
         missing = slot + len(tokens) - self.cache.tokens.shape[1]
@@ -213,21 +221,19 @@ class LoneRows:
         first = row.pad + row.length
         return self.cache.tokens[i, first : row.pad + length]
 
-    def _advance(self, i: int, tokens: torch.Tensor) -> torch.Tensor:
-        """Reads tokens after what a row has read; logits of all of them."""
+    def _advance(self, i: int, tokens: torch.Tensor, known: list[int]) -> torch.Tensor:
+        """Reads tokens, `known` on the host, after what a row has read; logits of all of them."""
         logits = []
         while len(tokens):
-            size = self._readable(self.rows[i], tokens)
+            size = self._readable(self.rows[i], known)
             logits.append(self._read_on(i, tokens[:size]))
-            tokens = tokens[size:]
+            tokens, known = tokens[size:], known[size:]
         return torch.cat(logits)
 
-    def _readable(self, row: _Row, tokens: torch.Tensor) -> int:
+    def _readable(self, row: _Row, tokens: list[int]) -> int:
         """How many tokens can be read in one block that gives what single steps give."""
-        size = len(tokens)
-        if self._padding is not None:
-            # some classes count positions without the padding token
-            size = min([size, *((tokens == self._padding).nonzero()[:1, 0] + 1).tolist()])
+        # some classes count positions without the padding token
+        size = tokens.index(self._padding) + 1 if self._padding in tokens else len(tokens)
         cache = row.past.get(self._cache_argument)
         if isinstance(cache, QuantizedCache):
             size = min(size, snapshot.tokens_before_quantizing(cache))
@@ -300,7 +306,7 @@ class LoneRows:
         row = self.rows[i]
         pending = self._go_back(i, slots - row.pad)
         if len(pending):
-            self._advance(i, pending)
+            self._advance(i, pending, self._known(pending))
         return row.past.get(self._cache_argument)
 
 

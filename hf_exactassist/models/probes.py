@@ -174,7 +174,9 @@ def _plain_logits(
     if compat.is_encoder_decoder(model):
         # else `generate` puts a start token in front
         config.decoder_start_token_id = int(prompts[0, 0])
-        names = {"decoder_input_ids": prompts}
+        # what it makes itself where only the encoder's outputs are known, but on `model.device`, which may be `meta`
+        unread = prompts.new_full(encoder["encoder_outputs"][0].shape[:-1], -100)
+        names = {"inputs": unread, "decoder_input_ids": prompts}
     # a shallow copy: the model's own settings would be filled in, and are none of the probe's business
     bare = copy.copy(model)
     bare.generation_config = GenerationConfig()

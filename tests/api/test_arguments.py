@@ -55,6 +55,49 @@ def test_prompts_without_a_mask():
     assert_as_plain(pair(), inputs=prompts([6, 3])["input_ids"], attention_mask=None)
 
 
+EMPTY = {
+    "no token": {"inputs": torch.zeros(1, 0, dtype=torch.long)},
+    "no token, by name": {"input_ids": torch.zeros(1, 0, dtype=torch.long)},
+    "no token in two rows": {"inputs": torch.zeros(2, 0, dtype=torch.long)},
+    "no token, no kind": {"inputs": torch.zeros(1, 0)},
+    "no row": {"inputs": torch.zeros(0, 4, dtype=torch.long)},
+    "no embedding": {"inputs_embeds": torch.zeros(1, 0, 32)},
+}
+
+
+@pytest.mark.parametrize("drafting", DRAFTS)
+@pytest.mark.parametrize("empty", EMPTY)
+def test_prompts_of_nothing(empty, drafting):
+    """Plain `generate` fails on them somewhere in the model."""
+    with pytest.raises((RuntimeError, IndexError)):
+        pair()[0].generate(**EMPTY[empty], **GREEDY)
+    streamer = RecordingStreamer()
+    with pytest.raises(hf_exactassist.InvalidArgument, match="prompts are empty .* BOS token"):
+        ours(pair(), drafting, **EMPTY[empty], **GREEDY, streamer=streamer)
+    assert not streamer.puts and streamer.ended == 1
+
+
+def test_empty_ids_beside_embeddings():
+    embeds = pair()[0].get_input_embeddings()(prompts([5])["input_ids"]).detach()
+    assert_as_plain(pair(), input_ids=torch.zeros(1, 0, dtype=torch.long), inputs_embeds=embeds)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_rows_of_padding_alone(masked):
+    """The side of the padding is not at fault."""
+    ids = torch.tensor([[0, 0, 0], [4, 5, 6], [0, 0, 0]])
+    mask = {"attention_mask": (ids != 0).long()} if masked else {}
+    with pytest.raises(hf_exactassist.UnsupportedArgument, match=r"Rows \[0, 2\] have no token to read") as refusal:
+        ours(pair(), input_ids=ids, **mask, **GREEDY)
+    assert "left" not in str(refusal.value)
+
+
+def test_padding_on_the_right():
+    ids = torch.tensor([[7, 8, 0], [4, 5, 6]])
+    with pytest.raises(hf_exactassist.UnsupportedArgument, match="pad on the left"):
+        ours(pair(), input_ids=ids, attention_mask=(ids != 0).long(), **GREEDY)
+
+
 @pytest.mark.parametrize("drafting", DRAFTS)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_prompts_as_embeddings(batch, drafting):

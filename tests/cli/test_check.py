@@ -55,7 +55,27 @@ def test_an_assistant_without_tokenizer_is_compared_by_size(exactassist, folders
         shutil.copy(folders.assistant / name, tmp_path / name)
     done = exactassist("check", "-t", folders.target, "-a", tmp_path)
     assert done.code == 0, done.err
-    assert "only the sizes of the heads were compared" in done.out
+    assert "no tokenizer for the assistant: only the sizes of the heads were compared" in done.out
+
+
+def test_folders_without_a_tokenizer(exactassist, folders, tmp_path):
+    """Nothing but the comparison of tokens needs one."""
+    for role in ("target", "assistant"):
+        (tmp_path / role).mkdir()
+        for name in ("config.json", "generation_config.json", "model.safetensors"):
+            shutil.copy(getattr(folders, role) / name, tmp_path / role / name)
+    alone = exactassist("check", "-t", tmp_path / "target")
+    assert alone.code == 0, alone.err
+    assert "The target is admitted" in alone.out and "`exactassist generate` needs the target's tokenizer" in alone.out
+    both = ("-t", tmp_path / "target", "-a", tmp_path / "assistant")
+    done = exactassist("check", *both)
+    assert done.code == 0, done.err
+    assert "no tokenizer for the target and the assistant: only the sizes" in done.out
+    report = json.loads(exactassist("check", *both, "--json").out)
+    assert report["tokens"]["compared"] == "head sizes" and not report["target"]["tokenizer"]
+    assert json.loads(exactassist("check", *folders.arguments, "--json").out)["target"]["tokenizer"]
+    refused = exactassist("generate", *both, "who")
+    assert refused.code == 1 and "save it beside the model with `tokenizer.save_pretrained`" in refused.err
 
 
 def test_a_recurrent_model_is_run_row_by_row_or_serially(exactassist, folders, tmp_path):

@@ -21,8 +21,8 @@ from tests.tiny_encoder_decoder import KINDS, VOCABULARY, audio, sentences, tiny
 
 # the penalty keeps tiny models from saying one word for ever
 GREEDY = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 24, "repetition_penalty": 1.5}
-SEEDS = {"t5": 3, "bart": 3, "m2m_100": 1}
-NOISE = {"t5": 0.03, "bart": 0.03, "m2m_100": 0.1}
+SEEDS = {"t5": 3, "bart": 3, "m2m_100": 1, "marian": 3}
+NOISE = {"t5": 0.03, "bart": 0.03, "m2m_100": 0.1, "marian": 0.1}
 LENGTHS = [9, 5, 12]
 
 
@@ -205,10 +205,10 @@ def test_assistant_that_prefers_padding(t5):
 
 def test_padding_token_inside_the_text():
     """M2M100 counts positions without it, so a block that holds one is read in two."""
-    model = tiny("m2m_100", 1)
+    model = tiny("m2m_100", 7)
     head = model.get_output_embeddings()
     head.register_forward_hook(lambda module, args, output: output + 4 * torch.eye(VOCABULARY)[0])
-    inputs, settings = sentences(LENGTHS), {**GREEDY, "repetition_penalty": 1.2}
+    inputs, settings = sentences(LENGTHS), {**GREEDY, "repetition_penalty": 2.0}
     plain = model.generate(**inputs, **settings)
     assistant = noisy(model, 0.05)
     output = hf_exactassist.generate(model, **inputs, **settings, assistant_model=assistant, num_assistant_tokens=8)
@@ -329,6 +329,20 @@ def test_whisper_transcribes_long_audio_the_same(rows, settings):
     assert ours["sequences"].tolist() == plain["sequences"].tolist()
     starts = [[[float(part["start"]) for part in row] for row in output["segments"]] for output in (ours, plain)]
     assert starts[0] == starts[1] and len(starts[0][0]) > 1
+    # of all stretches and attempts
+    stats = ours.pop("assist_stats")
+    assert ours.keys() == plain.keys() and stats.serial is None and stats.drafted and stats.rounds > len(starts[0][0])
+
+
+def test_whisper_counts_beside_times_of_words():
+    target, assistant = whisper(), noisy(whisper(), 0.05)
+    target.generation_config.alignment_heads = [[0, 0], [1, 1]]
+    target.set_attn_implementation("eager")
+    settings = {"do_sample": False, "max_new_tokens": 12, "return_token_timestamps": True, "return_timestamps": True}
+    plain = target.generate(audio(), **settings)
+    ours = hf_exactassist.generate(target, audio(), **settings, assistant_model=assistant)
+    assert ours.pop("assist_stats").accepted
+    assert {name: value.tolist() for name, value in ours.items()} == {name: v.tolist() for name, v in plain.items()}
 
 
 def test_whisper_counts_all_stretches():

@@ -1,16 +1,18 @@
 """Models that cannot run ragged rows: every row equals that row alone, whatever carries its past (contract 0x06B)."""
 
 import copy
+import sys
 
 import pytest
 import torch
 import transformers as hf
-from transformers import GenerationMixin
+from torch.overrides import TorchFunctionMode
+from transformers import GenerationConfig, GenerationMixin
 
 import hf_exactassist
 from hf_exactassist import AssistedDecoding
 from hf_exactassist.drafters import AssistantModelDrafter
-from hf_exactassist.models import compat
+from hf_exactassist.models import compat, lone_rows
 from hf_exactassist.models.admission import admit
 from hf_exactassist.models.lone_rows import LoneRows
 from hf_exactassist.schedules import ConstantSchedule
@@ -491,3 +493,32 @@ def test_prompts_padded_on_the_right_are_refused(build):
     }
     with pytest.raises(hf_exactassist.UnsupportedArgument, match="pad on the left"):
         hf_exactassist.generate(model, **inputs, **GREEDY, assistant_model=tiny(seed=1))
+
+
+class Transfers(TorchFunctionMode):
+    """Counts where rows are run how often a tensor's values are asked for, each time a wait for the device."""
+
+    ASKING = ("tolist", "item", "nonzero", "cpu", "numpy", "__bool__", "__int__", "__index__", "__float__")
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        ours = sys._getframe(1).f_code.co_filename == lone_rows.__file__
+        self.count += ours and getattr(func, "__name__", "") in self.ASKING
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind_", ["bloom", "gpt_neo", "openai"])
+def test_a_block_asks_once_for_its_tokens(kind_):
+    """For all rows together, and not at all for single tokens: blocks end at the padding token."""
+    model, inputs = built(kind_), prompts(LENGTHS)
+    rows = admit(model) and LoneRows(model, cached=kind_ != "openai")
+    assert rows._padding == 0
+    arguments = {"attention_mask": inputs["attention_mask"], "use_cache": True}
+    rows.prefill(inputs["input_ids"], GenerationConfig(), arguments)
+    for block, asked in (([[5, 6, 7], [4, 0, 9], [3, 8, 2]], 1), ([[5], [0], [7]], 0)):
+        with torch.no_grad(), Transfers() as transfers:
+            rows.forward(torch.tensor(block), [rows.cache.lengths[0]] * 3)
+        assert transfers.count == asked

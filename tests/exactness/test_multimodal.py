@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import hf_exactassist
 from hf_exactassist import AssistedDecoding, UnsupportedArgument
@@ -304,6 +305,41 @@ def test_assistants_of_another_kind(target, assistant, why):
         )
     # the prompt at most
     assert len(streamer.got) <= 1
+
+
+@pytest.mark.parametrize("assistant", ["relative", "text"])
+@pytest.mark.parametrize("shown,written", [(2, 1), (1, 2)], ids=["too many", "too few"])
+@pytest.mark.parametrize("kind", ["llava", "llava_next", "qwen2_vl", "gemma3", "idefics3", "qwen2_audio", "voxtral"])
+def test_images_that_do_not_fit_the_prompt(kind, shown, written, assistant):
+    """The error is the target's own, and nobody puts it down to the assistant."""
+    inputs, text = prompts(kind, (shown,)), ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+    inputs |= {name: value for name, value in prompts(kind, (written,)).items() if name in text}
+    model, assistant = shown_tiny(kind), relative(kind) if assistant == "relative" else text_assistant()
+    with pytest.raises(Exception) as plainly:
+        model.generate(**inputs, max_new_tokens=4)
+    with pytest.raises(plainly.type) as found:
+        hf_exactassist.generate(model, **inputs, **assisted(kind, assistant), max_new_tokens=4)
+    assert str(found.value) == str(plainly.value) and found.value.__context__ is None
+
+
+def test_images_that_do_not_fit_leave_a_cache_alone():
+    kind, cache = "llava", DynamicCache(config=shown_tiny("llava").config.get_text_config())
+    inputs = {**prompts(kind, (1,)), "pixel_values": prompts(kind, (2,))["pixel_values"]}
+    with pytest.raises(ValueError, match="do not match"):
+        hf_exactassist.generate(
+            shown_tiny(kind), **inputs, **assisted(kind), max_new_tokens=4, **{compat.CACHE_ARGUMENT: cache}
+        )
+    assert cache.get_seq_length() == 0
+    # what the target can read is the assistant's to refuse, and leaves nothing behind either
+    with pytest.raises(UnsupportedArgument, match="assistant .* cannot read"):
+        hf_exactassist.generate(
+            shown_tiny(kind),
+            **prompts(kind, (1,)),
+            **assisted(kind, relative("idefics3")),
+            max_new_tokens=4,
+            **{compat.CACHE_ARGUMENT: cache},
+        )
+    assert cache.get_seq_length() == 0
 
 
 def test_arguments_that_every_step_reads():

@@ -8,6 +8,7 @@ import copy
 import functools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,11 @@ from torch.utils._device import _device_constructors
 from transformers import GenerationConfig
 
 import hf_exactassist
+from hf_exactassist import InvalidArgument, UnsupportedArgument
+from hf_exactassist.judging import Judge
 from hf_exactassist.models.admission import admit
+from hf_exactassist.options import Options
+from hf_exactassist.randomness import SHARED_NOISE_DEVICES
 from tests.api.helpers import RecordingStreamer, cache_of, drafts_were_mixed
 from tests.tiny import VOCABULARY, noisy, prompts, tiny
 
@@ -232,6 +237,8 @@ def test_sampling_on_devices(places):
 @pytest.mark.parametrize("places", PLACES)
 def test_shared_noise_on_devices(places, name):
     """Token for token what plain sampling draws with the generator of the target's device."""
+    if device_of(places[0]).type not in SHARED_NOISE_DEVICES:
+        pytest.skip("refused there")
     target, assistant, inputs = placed(places, name)
     call = {**inputs, **PLAIN, "do_sample": True, "temperature": 0.9}
     torch.manual_seed(7)
@@ -241,6 +248,27 @@ def test_shared_noise_on_devices(places, name):
     output = hf_exactassist.generate(target, **call, assistant_model=assistant, coupling="shared_noise")
     assert_same(output, expected)
     assert torch.rand(3, device=target.device).tolist() == after.tolist()
+
+
+def judge_on(device, **options):
+    """What judges a sampled call whose ids live there; nothing is made there yet."""
+    rows = SimpleNamespace(batch=1, ids=SimpleNamespace(device=torch.device(device)))
+    return Judge(True, Options(coupling="shared_noise", **options), rows, VOCABULARY)
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 3}, {"generator": torch.Generator("cpu")}])
+@pytest.mark.parametrize("device", ["mps", "xpu:0", "meta"])
+def test_shared_noise_is_refused_where_plain_sampling_is_not_known(device, options):
+    """No generator is asked for that the caller did not give."""
+    name = device.partition(":")[0]
+    with pytest.raises(UnsupportedArgument, match=f"not on {name}: leave `coupling` out") as refusal:
+        judge_on(device, **options)
+    assert "generator" not in str(refusal.value)
+
+
+def test_shared_noise_wants_the_generator_beside_the_ids():
+    with pytest.raises(InvalidArgument, match=r'lives on cpu.*`torch.Generator\("cuda:1"\)`'):
+        judge_on("cuda:1", generator=torch.Generator("cpu"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

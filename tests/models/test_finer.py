@@ -59,7 +59,7 @@ def test_copies_compute_as_converted_models_do_and_leave_the_weights_alone(dtype
         assert tensor.data_ptr() == before[name][0] and torch.equal(tensor, before[name][1])
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 7, 13])
 def test_experts_that_take_no_doubles_are_looked_at_one_by_one(seed):
     """Kernels that group experts know no float64, where alone rounding and structure can be told apart."""
     sizes = {
@@ -80,6 +80,15 @@ def test_experts_that_take_no_doubles_are_looked_at_one_by_one(seed):
     assert model.config._experts_implementation == before
     copied = finer.computing_in(torch.float64, model)
     assert copied(torch.tensor([[5, 9, 3]])).logits.dtype == torch.float64
+    inputs = prompts([12, 7, 3])
+    settings = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 16}
+    output = hf_exactassist.generate(
+        model, **inputs, **settings, assistant_model=noisy(model, 0.05), return_dict_in_generate=True
+    )
+    for row, length in zip(range(3), (12, 7, 3), strict=True):
+        alone = model.generate(inputs["input_ids"][row : row + 1, -length:], **settings)[0, length:]
+        assert output.sequences[row, 12:].tolist() == alone.tolist()
+    assert output.assist_stats.serial is None and output.assist_stats.accepted
 
 
 def test_weights_are_put_back_after_a_forward_that_fails():

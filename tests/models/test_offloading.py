@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM
 import hf_exactassist
 from tests.exactness.test_lone_rows import built
 from tests.tiny import EVEN_NOISE, noisy, prompts, tiny
+from tests.tiny_encoder_decoder import sentences
+from tests.tiny_encoder_decoder import tiny as tiny_encoder_decoder
 
 
 SETTINGS = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 0}
@@ -69,3 +71,23 @@ def test_offloaded_rows_that_run_alone(tmp_path, setup):
     assistant = noisy(target, 0.03)
     offloaded = SETUPS[setup](copy.deepcopy(target), tmp_path)
     assert torch.equal(hf_exactassist.generate(offloaded, **inputs, **SETTINGS, assistant_model=assistant), expected)
+
+
+@pytest.mark.parametrize("role", ["target", "assistant", "both"])
+@pytest.mark.parametrize("setup", ["cpu_offload", "disk_offload"])
+@pytest.mark.parametrize("kind", ["t5", "bart", "marian"])
+def test_offloaded_models_with_encoders(tmp_path, kind, setup, role):
+    """`generate` makes a stand-in for inputs it was not given on `model.device`, and so on `meta`."""
+    target, inputs = tiny_encoder_decoder(kind, 3), sentences([9, 5, 12])
+    # the penalty keeps tiny models from saying one word for ever
+    settings = {**SETTINGS, "repetition_penalty": 1.5, "return_dict_in_generate": True}
+    expected = target.generate(**inputs, **settings).sequences
+    assistant = noisy(target, 0.03)
+    if role != "assistant":
+        (tmp_path / "target").mkdir()
+        target = SETUPS[setup](target, tmp_path / "target")
+    if role != "target":
+        (tmp_path / "assistant").mkdir()
+        assistant = SETUPS[setup](assistant, tmp_path / "assistant")
+    output = hf_exactassist.generate(target, **inputs, **settings, assistant_model=assistant)
+    assert torch.equal(output.sequences, expected) and output.assist_stats.accepted
