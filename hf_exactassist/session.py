@@ -121,7 +121,7 @@ class Session:
         self._start_drafter(
             DraftingContext(
                 self.rows,
-                self.processors,
+                self.processors.sealed(),
                 vocabulary,
                 self.rules.eos_token_ids,
                 self.judging.noise,

@@ -26,7 +26,7 @@ class DraftingContext:
 
     Attributes:
         rows (`Rows`): the published tokens; drafts may be laid into the scratch columns.
-        processors (`ProcessorPipeline`): the target's processors.
+        processors (`ProcessorPipeline`): the target's processors; those that remember are asked through [`drafting`].
         vocabulary (`int`): the target's event space is `range(vocabulary)`.
         eos_token_ids (`frozenset[int]`): drafting goes no further than one of these.
         noise (`Noise`, *optional*): random numbers if the call samples by maximal coupling.

@@ -157,17 +157,35 @@ class _Remembering(_Stage):
 
     Attributes:
         objects (`list`): what remembers.
-        drafts (`bool`): whether a drafter may ask copies of them.
+        drafts (`bool`): whether a drafter gains from asking copies of them.
+        sealed (`bool`): whether they may not be called from here.
     """
 
     objects: list[Any]
     drafts = True
+    sealed = False
 
-    def with_objects(self, objects: list[Any]) -> _Remembering:
-        """The same stage over copies."""
+    def over(self, objects: list[Any], sealed: bool = False) -> _Remembering:
+        """The same stage over other objects."""
         theirs = copy.copy(self)
-        theirs.objects = objects
+        theirs.objects, theirs.sealed = objects, sealed
         return theirs
+
+    def apply(
+        self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor
+    ) -> torch.Tensor:
+        if self.sealed:
+            raise StatefulProcessor(
+                f"{type(self.processor).__name__} remembers its calls and is the target's: a drafter asks a copy of "
+                "it in `context.drafting(context.processors).process(...)`."
+            )
+        return self.ask(scores, rows, lengths, ids)
+
+    @abstractmethod
+    def ask(
+        self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor
+    ) -> torch.Tensor:
+        """See [`ProcessorPipeline.process`]."""
 
 
 class _WithMemory(_Remembering):
@@ -177,7 +195,7 @@ class _WithMemory(_Remembering):
         super().__init__(processor)
         self.objects, self._wrap = [remembering], wrap
 
-    def apply(
+    def ask(
         self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor
     ) -> torch.Tensor:
         (length,) = set(lengths)
@@ -193,7 +211,7 @@ class _MemoryOfEachRow(_Remembering):
         super().__init__(processor)
         self.objects, self.parts, self.drafts = parts.rows, parts, parts.drafts
 
-    def apply(
+    def ask(
         self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor
     ) -> torch.Tensor:
         result = torch.empty_like(scores)
@@ -257,6 +275,15 @@ class ProcessorPipeline:
         other._stages = [known.get(id(p)) or _stage(p, self._prompt, self._vocabulary) for p in processors]
         return other
 
+    def sealed(self) -> ProcessorPipeline:
+        """The same for drafters, who may ask what remembers only as copies."""
+        other = copy.copy(self)
+        other._stages = [
+            stage.over(stage.objects, sealed=True) if isinstance(stage, _Remembering) else stage
+            for stage in self._stages
+        ]
+        return other
+
     def drafting(self, copies: Callable[[], dict[int, Any]]) -> ProcessorPipeline:
         """A pipeline for one draft, which shares nothing that remembers.
 
@@ -272,7 +299,7 @@ class ProcessorPipeline:
             if isinstance(stage, _Remembering):
                 if not stage.drafts or any(id(part) not in made for part in stage.objects):
                     continue
-                stage = stage.with_objects([made[id(part)] for part in stage.objects])
+                stage = stage.over([made[id(part)] for part in stage.objects])
             other._stages.append(stage)
         return other
 

@@ -387,3 +387,23 @@ def test_rows_in_step_draft_equally_many_tokens(pair):
     assert all(len(set(commit.drafted)) == 1 and len({*map(len, commit.tokens)}) == 1 for commit in commits)
     assert len({commit.drafted[0] for commit in commits}) > 2
     assert session.stats.in_step == "Counter"
+
+
+def test_a_drafter_cannot_call_what_the_target_remembers_with(pair):
+    """0x06D: target and drafter never share an object that remembers."""
+    target, _ = pair
+
+    class Meddling(ScriptedDrafter):
+        def propose(self, lengths):
+            rows, scores = self.context.rows, torch.zeros(1, VOCABULARY)
+            with pytest.raises(hf_exactassist.StatefulProcessor, match="context.drafting"):
+                self.context.processors.process(scores, rows.active, rows.active_lengths(), rows.ids)
+            copies = self.context.drafting(self.context.processors)
+            assert not copies.process(scores, rows.active, rows.active_lengths(), rows.ids).equal(scores)
+            return super().propose(lengths)
+
+    theirs, ours = Counter(), Counter()
+    plain = target.generate(**prompts([6]), **GREEDY, logits_processor=[theirs])
+    loop = hf_exactassist.AssistedDecoding(Meddling(plain, lambda row, number: 2), ConstantSchedule(4))
+    output = target.generate(**prompts([6]), **GREEDY, logits_processor=[ours], custom_generate=loop)
+    assert output.equal(plain) and ours.shown == theirs.shown
