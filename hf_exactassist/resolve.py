@@ -13,12 +13,13 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from .drafters.assistant_model import AssistantModelDrafter
 from .drafters.base import Drafter
+from .drafters.other_tokenizer import OtherTokenizerDrafter
 from .drafters.prompt_lookup import PromptLookupDrafter
 from .drafters.warpers import own_settings
 from .errors import InvalidArgument, UnsupportedArgument
 from .models import admission, compat, inputs, wrappers
 from .schedules import ConstantSchedule, DraftSchedule, HeuristicSchedule
-from .vocabulary.admission import shared_tokens
+from .vocabulary.admission import pair_of, shared_tokens
 
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
@@ -95,22 +96,30 @@ def resolve_drafter(
     wrappers.require_same(own, "assistant")
     admission.require(assistant_model, "assistant")
     settings = Settings(settings.kwargs, (*settings.configs, own.generation_config))
-    shared = shared_tokens(compat.head_size(model), compat.head_size(assistant_model), tokenizer, assistant_tokenizer)
+    sizes = compat.head_size(model), compat.head_size(assistant_model)
+    shared = shared_tokens(*sizes, tokenizer, assistant_tokenizer)
     threshold = settings.get("assistant_confidence_threshold", 0.0)
     if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
         raise InvalidArgument(f"`assistant_confidence_threshold` must lie between 0 and 1, got {threshold!r}.")
     number = _at_least_one("num_assistant_tokens", settings.get("num_assistant_tokens", DEFAULT_NUM_ASSISTANT_TOKENS))
     # before `generate` turns images into features of the target's
     arguments = {name: settings.kwargs[name] for name in compat.forward_parameters(model) & settings.kwargs.keys()}
+    schedule = _schedule(settings.get("num_assistant_tokens_schedule", "constant"), number)
+    warpers = own_settings(own.generation_config)
+    if shared is None:
+        pair = pair_of(*sizes, tokenizer, assistant_tokenizer)
+        return OtherTokenizerDrafter(
+            assistant_model, pair.vocabulary_map, pair.new_transcript, warpers, float(threshold)
+        ), schedule
     drafter = AssistantModelDrafter(
         assistant_model,
         shared,
-        warper_settings=own_settings(own.generation_config),
+        warper_settings=warpers,
         confidence_threshold=float(threshold),
         shown=inputs.shown_to(assistant_model, arguments),
         copies=settings.get("num_return_sequences", 1),
     )
-    return drafter, _schedule(settings.get("num_assistant_tokens_schedule", "constant"), number)
+    return drafter, schedule
 
 
 def _schedule(name: str, number: int) -> DraftSchedule:

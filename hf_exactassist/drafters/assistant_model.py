@@ -47,6 +47,9 @@ class AssistantModelDrafter(Drafter):
         copies (`int`): rows that the call makes of each prompt, where `shown` is given.
     """
 
+    # whether the assistant may be sent back by more than what was drafted
+    goes_back = False
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -101,27 +104,25 @@ class AssistantModelDrafter(Drafter):
     def propose(self, lengths: Sequence[int]) -> Draft:
         """See [`Drafter.propose`]."""
         rows = self.context.rows
-        if self._position_limit is not None:
-            # reading and drafting end with the assistant's positions; the target goes on alone
-            room = [self._position_limit + 1 - position for position in rows.positions()]
-            lengths = [max(min(wanted, left), 0) for wanted, left in zip(lengths, room, strict=True)]
+        lengths = [max(min(wanted, room), 0) for wanted, room in zip(lengths, self._room(), strict=True)]
         width = max(lengths, default=0)
         self._let_go()
         if width <= 0:
             return Draft.empty(len(lengths), rows.ids.device)
-        ends, noise = rows.active_lengths(), self.context.noise
+        columns, noise = rows.active_lengths(), self.context.noise
         uniforms = None if noise is None else noise.block(DRAFT, rows.active, rows.positions(), width)
         shared = self.context.shared_noise
         exponentials = None if shared is None else shared.block(rows.active, rows.steps(), width)
         processors = self.context.drafting(self._processors)
         logits = self._read_published()
+        ends = self._ends()
         tokens: list[torch.Tensor] = []
         laws: list[torch.Tensor] = []
         last: list[torch.Tensor] = []
         going = list(range(len(lengths)))
         for i in range(width):
             try:
-                scores = self._score(processors, logits, [end + i for end in ends], going)
+                scores = self._score(processors, logits, [column + i for column in columns], going)
             except Exception as error:
                 if not processors.asks_caller or is_out_of_memory(error):
                     raise
@@ -149,7 +150,7 @@ class AssistantModelDrafter(Drafter):
             if i + 1 < width:
                 # rows that want fewer tokens come along as filler
                 counts = [wanted - 1 - i for wanted in lengths]
-                logits = self._forward(token[:, None], [end + i for end in ends], counts)
+                logits = self._feed(token, [end + i for end in ends], counts)
         if not tokens:
             self._fed = [0] * len(lengths)
             return Draft.empty(len(lengths), rows.ids.device)
@@ -165,18 +166,32 @@ class AssistantModelDrafter(Drafter):
 
         Rows that are not `going` on keep their unprocessed scores, which nobody uses.
         """
-        rows, vocabulary = self.context.rows, self.context.vocabulary
+        rows = self.context.rows
         logits = logits[:, -1].to(rows.ids.device, torch.promote_types(logits.dtype, torch.float32))
-        scores = logits[:, :vocabulary]
-        if scores.shape[1] < vocabulary:
-            missing = scores.new_full((scores.shape[0], vocabulary - scores.shape[1]), -torch.inf)
-            scores = torch.cat([scores, missing], dim=1)
-        unshared = ~self.shared_tokens.to(scores.device)
-        scores = scores.masked_fill(unshared, -torch.inf)
+        unshared = ~self.shared_tokens.to(logits.device)
+        scores = self._as_events(logits).masked_fill(unshared, -torch.inf)
         here, ends = [rows.active[i] for i in going], [lengths[i] for i in going]
         scores[list(going)] = processors.process(scores[list(going)], here, ends, rows.ids)
         # once more: a processor may raise what was out of reach
         return scores.masked_fill(unshared, -torch.inf)
+
+    def _as_events(self, logits: torch.Tensor) -> torch.Tensor:
+        """The assistant's logits `(A, V)` over the target's tokens."""
+        scores, vocabulary = logits[:, : self.context.vocabulary], self.context.vocabulary
+        if scores.shape[1] < vocabulary:
+            missing = scores.new_full((scores.shape[0], vocabulary - scores.shape[1]), -torch.inf)
+            scores = torch.cat([scores, missing], dim=1)
+        return scores
+
+    def _room(self) -> list[int]:
+        """Tokens that may be drafted for each active row: reading and drafting end with the assistant's positions."""
+        if self._position_limit is None:
+            return [self.context.rows.max_length] * len(self.context.rows.active)
+        return [self._position_limit + 1 - position for position in self.context.rows.positions()]
+
+    def _ends(self) -> list[int]:
+        """Columns of each active row that the assistant has read, as it counts them."""
+        return self.context.rows.active_lengths()
 
     def _ends_draft(self, token: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Rows that draft nothing after this token: it ends the row, or the assistant is unsure."""
@@ -214,18 +229,22 @@ class AssistantModelDrafter(Drafter):
         block = torch.zeros(len(ends), width, dtype=torch.long, device=rows.ids.device)
         for i, (row, end, count) in enumerate(zip(rows.active, ends, counts, strict=True)):
             block[i, width - count :] = rows.ids[row, end - count : end]
-        logits = self._forward(block, starts, counts, right=True)
+        logits = self._forward(self._readable(block), starts, counts, right=True)
         self._confirmed = dict(zip(rows.active, ends, strict=True))
         return logits
 
     def _read_first(self, columns: int) -> torch.Tensor:
         """Starts the assistant's cache on the first `columns` columns."""
         rows = self.context.rows
-        ids = rows.ids[rows.active, :columns]
+        logits = self._start_cache(self._readable(rows.ids[rows.active, :columns]), self._mask(columns))
+        self._confirmed = dict.fromkeys(rows.active, columns)
+        return logits
+
+    def _start_cache(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Reads prompts `(A, P)` of assistant tokens, padded on the left; logits `(A, 1, V)` after the last."""
         kwargs: dict[str, Any] = {"use_cache": True, **({"logits_to_keep": 1} if self._keeps_logits else {})}
-        mask = self._mask(columns)
         kwargs["decoder_attention_mask" if is_encoder_decoder(self.model) else "attention_mask"] = mask
-        kwargs |= self._encoder.of_rows(rows.active)
+        kwargs |= self._encoder.of_rows(self.context.rows.active)
         if self._takes_positions:
             # always said, as `generate` does: some classes count from elsewhere by themselves
             last = None if self._position_limit is None else self._position_limit - 1
@@ -233,11 +252,10 @@ class AssistantModelDrafter(Drafter):
         # the assistant may stand elsewhere, and not every class of Transformers moves what it is shown
         device = model_device(self.model, ids.device)
         kwargs = {name: part.to(device) if isinstance(part, torch.Tensor) else part for name, part in kwargs.items()}
-        runner = admission.runner_for(self.model, self._position_limit)
-        logits = runner.prefill(self._readable(ids).to(device), GenerationConfig(), kwargs).logits[:, -1:]
-        # only now, and the runner last: a failed reading leaves nothing behind
+        runner = admission.runner_for(self.model, self._position_limit, keeps_all=self.goes_back)
+        logits = runner.prefill(ids.to(device), GenerationConfig(), kwargs).logits[:, -1:]
+        # only now: a failed reading leaves nothing behind
         self.forwards += 1
-        self._confirmed = dict.fromkeys(rows.active, columns)
         self._runner = runner
         return logits
 
@@ -275,12 +293,16 @@ class AssistantModelDrafter(Drafter):
         self._confirmed = dict.fromkeys(rows.active, rows.prompt_length)
         self._runner = runner
 
+    def _feed(self, token: torch.Tensor, starts: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
+        """Lets the assistant read one more target token `(A,)` of each row."""
+        return self._forward(self._readable(token[:, None]), starts, counts)
+
     def _forward(
         self, tokens: torch.Tensor, starts: Sequence[int], counts: Sequence[int], right: bool = False
     ) -> torch.Tensor:
         assert self._runner is not None  # reading comes first
         self.forwards += 1
-        return self._runner.forward(self._readable(tokens), starts, counts, right=right, keep=1).logits
+        return self._runner.forward(tokens, starts, counts, right=right, keep=1).logits
 
     def _readable(self, ids: torch.Tensor) -> torch.Tensor:
         """Tokens as the assistant may read them: unshared ones become `unknown_token`."""

@@ -1,22 +1,51 @@
-"""Whether target and assistant share their token map (contract 0x01A, 0x06K)."""
+"""Whether target and assistant have one tokenizer, or two that can be mapped (contract 0x01A, 0x06K)."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..errors import DifferentVocabularies
+from .mapping import VocabularyMap, build_map
+from .pieces import Pieces, pieces_of
+from .transcript import Encode, Joins, Transcript
 
 
 # heads are padded to multiples of 64, 128, ... up to this many spare rows
 _LARGEST_PADDING = 1024
+# what the target says of these the assistant must be able to say again: case, spaces, lines, digits, marks, scripts
+_SAMPLES = (
+    'The Quick brown fox, 3.14 times; it\'s "here" (or not)!',
+    "two  spaces, a\ttab\nand a line\n\n  indented",
+    "na\u00efve caf\u00e9 \u00fcber \u0394\u03bb \u0416\u0443\u043a \u65e5\u672c\u8a9e \U0001f917",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizerPair:
+    """Two tokenizers that can be mapped.
+
+    Attributes:
+        target (`Pieces`): the target's vocabulary as bytes.
+        assistant (`Pieces`): the assistant's.
+        vocabulary_map (`VocabularyMap`): which tokens stand for the same.
+        new_transcript (`Callable[[], Transcript]`): makes an empty transcript for a row.
+    """
+
+    target: Pieces
+    assistant: Pieces
+    vocabulary_map: VocabularyMap
+    new_transcript: Callable[[], Transcript]
 
 
 def shared_tokens(
     target_size: int, assistant_size: int, tokenizer: Any = None, assistant_tokenizer: Any = None
-) -> torch.Tensor:
-    """Which target tokens mean the same to the assistant.
+) -> torch.Tensor | None:
+    """Which target tokens have the same id and mean the same to the assistant.
 
     With both tokenizers their token maps are compared: every id that both know must stand for the same token. Without,
     the heads may differ by padding only.
@@ -28,34 +57,88 @@ def shared_tokens(
         assistant_tokenizer (`PreTrainedTokenizerBase`, *optional*): the assistant's tokenizer.
 
     Returns:
-        `torch.BoolTensor` of shape `(target_size,)`: tokens that may be drafted.
+        `torch.BoolTensor` of shape `(target_size,)`: tokens that may be drafted; `None` if the tokenizers differ.
 
     Raises:
-        DifferentVocabularies: the maps disagree, or nothing shows that they agree.
+        DifferentVocabularies: there are no tokenizers to compare, and the heads do not look like one vocabulary.
     """
     shared = torch.arange(target_size, device="cpu") < min(target_size, assistant_size)
     if tokenizer is None or assistant_tokenizer is None:
         if abs(target_size - assistant_size) > _LARGEST_PADDING:
             raise DifferentVocabularies(
                 f"The heads have {target_size} and {assistant_size} rows, which is more than padding: target and "
-                "assistant seem to have different tokenizers. Pass `tokenizer=` and `assistant_tokenizer=` to compare "
-                "them, or use an assistant of the target's family."
+                "assistant seem to have different tokenizers. Pass both, as `tokenizer=` and `assistant_tokenizer=`."
             )
         return shared
     ours, theirs = tokenizer.get_vocab(), assistant_tokenizer.get_vocab()
-    if ours == theirs:
-        known = torch.zeros_like(shared)
-        known[[i for i in ours.values() if i < target_size]] = True
-        return shared & known
-    by_id, by_their_id = ({i: token for token, i in vocab.items()} for vocab in (ours, theirs))
-    common = by_id.keys() & by_their_id.keys()
-    clash = next((i for i in sorted(common) if by_id[i] != by_their_id[i]), None)
-    if clash is not None or not common:
-        example = f" (id {clash} is {by_id[clash]!r} and {by_their_id[clash]!r})" if clash is not None else ""
-        raise DifferentVocabularies(
-            f"Target and assistant have different tokenizers{example}. Drafting across tokenizers is not supported "
-            "yet: use an assistant with the target's tokenizer."
-        )
+    if ours != theirs:
+        by_id, by_their_id = ({i: token for token, i in vocab.items()} for vocab in (ours, theirs))
+        common = by_id.keys() & by_their_id.keys()
+        if not common or any(by_id[i] != by_their_id[i] for i in common):
+            return None
+        ours = {by_id[i]: i for i in common}
     known = torch.zeros_like(shared)
-    known[[i for i in common if i < target_size]] = True
+    known[[i for i in ours.values() if i < target_size]] = True
     return shared & known
+
+
+# by target tokenizer, then by assistant tokenizer: what was built, and for which vocabularies and heads
+_BUILT: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, tuple[Any, TokenizerPair]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def pair_of(target_size: int, assistant_size: int, tokenizer: Any, assistant_tokenizer: Any) -> TokenizerPair:
+    """Maps two different tokenizers, once for every pair and its vocabularies.
+
+    Args:
+        target_size (`int`): rows of the target's head.
+        assistant_size (`int`): rows of the assistant's head.
+        tokenizer (`PreTrainedTokenizerBase`): the target's tokenizer.
+        assistant_tokenizer (`PreTrainedTokenizerBase`): the assistant's tokenizer.
+
+    Raises:
+        DifferentVocabularies: no token is common, a tokenizer does not say what its tokens stand for, or the
+            assistant's does not give back the text it was given.
+    """
+    # tokens may be added to a tokenizer at any time
+    state = (target_size, assistant_size, len(tokenizer), len(assistant_tokenizer))
+    built = _BUILT.setdefault(tokenizer, weakref.WeakKeyDictionary())
+    if assistant_tokenizer not in built or built[assistant_tokenizer][0] != state:
+        target, assistant = pieces_of(tokenizer), pieces_of(assistant_tokenizer)
+        encode = _encoder(assistant_tokenizer)
+        for sample in _SAMPLES:
+            said = b"".join(target.text.get(token, b"") for token in _encoder(tokenizer)(sample))
+            _check_round_trip(assistant_tokenizer, assistant, encode, said.decode(errors="replace").strip(" "))
+        joins, opening = Joins(assistant), _opening(assistant_tokenizer, encode)
+        pair = TokenizerPair(
+            target,
+            assistant,
+            build_map(target, assistant, target_size, assistant_size),
+            lambda: Transcript(target, assistant, joins, encode, opening),
+        )
+        built[assistant_tokenizer] = (state, pair)
+    return built[assistant_tokenizer][1]
+
+
+def _encoder(tokenizer: Any) -> Encode:
+    return lambda text: tokenizer.encode(text, add_special_tokens=False)
+
+
+def _opening(tokenizer: Any, encode: Encode) -> list[int]:
+    """What a tokenizer puts before a text: its BOS, usually, or nothing."""
+    whole, bare = tokenizer.encode("a"), encode("a")
+    at = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
+    return list(whole[:at])
+
+
+def _check_round_trip(tokenizer: Any, pieces: Pieces, encode: Encode, text: str) -> None:
+    """What the target can say must come back from the assistant's tokenizer; how the target got there is its own."""
+    said = b"".join(pieces.text.get(token, b"") for token in encode(text)).decode(errors="replace").removeprefix(" ")
+    if said != text:
+        place = next((i for i, (a, b) in enumerate(zip(text, said, strict=False)) if a != b), 0)
+        raise DifferentVocabularies(
+            f"The assistant's tokenizer, {type(tokenizer).__name__}, changes text: {text[place : place + 16]!r} comes "
+            f"back as {said[place : place + 16]!r}. Drafts would be about another text: use an assistant with the "
+            "target's tokenizer, or one whose tokenizer keeps text as it is."
+        )
