@@ -101,7 +101,7 @@ def _tokens(loaded: loading.Loaded) -> dict[str, Any]:
     """Whether the two models mean the same by their token ids."""
     from ..errors import DifferentVocabularies
     from ..models import compat
-    from ..vocabulary.admission import shared_tokens
+    from ..vocabulary.admission import pair_of, shared_tokens
 
     assert loaded.assistant is not None
     sizes = compat.head_size(loaded.target), compat.head_size(loaded.assistant)
@@ -110,9 +110,25 @@ def _tokens(loaded: loading.Loaded) -> dict[str, Any]:
         "compared": "head sizes" if ours is None or theirs is None else "tokenizers",
         "shared": 0,
         "of": sizes[0],
+        "mapped": False,
+        "not_mapped": [],
     }
     try:
-        shared = int(shared_tokens(*sizes, ours, theirs).sum())
+        shared_here = shared_tokens(*sizes, ours, theirs)
+        if shared_here is None:
+            pair = pair_of(*sizes, ours, theirs)
+            mapped = set(pair.vocabulary_map.assistant.tolist())
+            others = [piece.decode(errors="replace") for i, piece in pair.assistant.text.items() if i not in mapped]
+            shared = len(mapped)
+            return {
+                **result,
+                "shared": shared,
+                "same_map": False,
+                "mapped": True,
+                "not_mapped": others[:8],
+                "reason": "",
+            }
+        shared = int(shared_here.sum())
     except DifferentVocabularies as error:
         return {**result, "same_map": False, "reason": one_line(error)}
     same = ours is not None and theirs is not None and ours.get_vocab() == theirs.get_vocab()
@@ -199,6 +215,9 @@ def _token_line(report: dict[str, Any]) -> str:
     if tokens["reason"]:
         return "not shared"
     shared = f"{tokens['shared']:,} of {tokens['of']:,} target tokens can be drafted"
+    if tokens["mapped"]:
+        others = ", ".join(map(repr, tokens["not_mapped"]))
+        return f"another tokenizer, {shared}" + (f"; of the assistant's own, not {others}, ..." if others else "")
     if tokens["compared"] == "head sizes":
         without = " and ".join(f"the {role}" for role in ("target", "assistant") if not report[role]["tokenizer"])
         return f"{shared} (no tokenizer for {without}: only the sizes of the heads were compared)"

@@ -80,15 +80,15 @@ def build_map(target: Pieces, assistant: Pieces, target_size: int, assistant_siz
     pairs: dict[int, int] = {}
     taken: set[int] = set()
     for token in sorted(target.text):
-        other = theirs.get(target.text[token])
-        if token < target_size and other is not None and other not in taken:
-            pairs[token] = other
-            taken.add(other)
+        same = theirs.get(target.text[token])
+        if token < target_size and same is not None and same not in taken:
+            pairs[token] = same
+            taken.add(same)
     for role, token in target.drafted_roles.items():
-        other = assistant.drafted_roles.get(role)
-        if other is not None and token < target_size and other < assistant_size and other not in taken:
-            pairs[token] = other
-            taken.add(other)
+        same = assistant.drafted_roles.get(role)
+        if same is not None and token < target_size and same < assistant_size and same not in taken:
+            pairs[token] = same
+            taken.add(same)
     if not pairs:
         ours, other = (next(iter(pieces.text.values()), b"") for pieces in (target, assistant))
         raise DifferentVocabularies(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +55,8 @@ def pieces_of(tokenizer: Any) -> Pieces:
         DifferentVocabularies: it does not say what bytes its tokens stand for.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    parts = [] if backend is None else json.loads(backend.to_str())
-    kinds = _kinds(parts["decoder"]) | _kinds(parts["pre_tokenizer"]) | _kinds(parts["normalizer"]) if parts else set()
+    parts: dict[str, Any] = {} if backend is None else json.loads(backend.to_str())
+    kinds = set().union(*(_kinds(parts.get(name)) for name in ("decoder", "pre_tokenizer", "normalizer")))
     vocabulary = tokenizer.get_vocab()
     added = {token: str(entry) for token, entry in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     special_ids = {token for token in tokenizer.all_special_ids if token is not None}
@@ -91,7 +92,7 @@ def _kinds(part: Any) -> set[str]:
     return kinds
 
 
-def _reader(tokenizer: Any, kinds: set[str], vocabulary: dict[str, int]) -> Any:
+def _reader(tokenizer: Any, kinds: set[str], vocabulary: dict[str, int]) -> Callable[[str], bytes]:
     """How a token's name becomes bytes."""
     if "ByteLevel" in kinds:
         back = {sign: byte for byte, sign in _byte_signs().items()}

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,6 +91,16 @@ def foreign(tmp_path_factory) -> Path:
     tokenizer = make_tokenizer(extra=" zebra zebra zoo", template=None)
     make_target(len(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def lowercasing(foreign, tmp_path_factory) -> Path:
+    """The same with a tokenizer that changes text."""
+    folder = tmp_path_factory.mktemp("lowercasing") / "model"
+    shutil.copytree(foreign, folder)
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace('"normalizer": null', '"normalizer": {"type": "Lowercase"}'))
     return folder
 
 

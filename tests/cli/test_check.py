@@ -14,7 +14,8 @@ def test_an_admitted_pair(exactassist, folders):
         assert (model["class"], model["attention"], model["masks"]) == ("LlamaForCausalLM", "sdpa", "boolean 4-D")
         assert (model["cache_layers"], model["head_size"], model["dtype"]) == ({"full attention": 2}, 300, "float32")
     assert report["tokens"] == {
-        "compared": "tokenizers", "same_map": True, "shared": 300, "of": 300, "reason": ""
+        "compared": "tokenizers", "same_map": True, "shared": 300, "of": 300,
+        "mapped": False, "not_mapped": [], "reason": "",
     }  # fmt: skip
     assert report["parameter_ratio"] == 1.0
 
@@ -39,13 +40,23 @@ def test_a_target_alone(exactassist, folders):
     assert json.loads(exactassist("check", "--target", folders.target, "--json").out)["assistant"] is None
 
 
-def test_clashing_tokens_are_shown(exactassist, folders, foreign):
+def test_another_tokenizer_is_mapped_and_said_so(exactassist, folders, foreign):
+    """Issue of rows 4 and A37: equal sizes say nothing."""
     done = exactassist("check", "-t", folders.target, "-a", foreign, "--json")
+    report = json.loads(done.out)
+    assert (done.code, report["admitted"], report["tokens"]["mapped"]) == (0, True, True)
+    assert 200 < report["tokens"]["shared"] < 300 and " zebra" in report["tokens"]["not_mapped"]
+    text = exactassist("check", "-t", folders.target, "-a", foreign)
+    assert "another tokenizer, " in text.out and "' zebra'" in text.out
+
+
+def test_a_tokenizer_that_changes_text_is_refused_with_an_example(exactassist, folders, lowercasing):
+    done = exactassist("check", "-t", folders.target, "-a", lowercasing, "--json")
     report = json.loads(done.out)
     assert (done.code, report["admitted"], report["tokens"]["shared"]) == (1, False, 0)
     assert report["target"]["admitted"] and report["assistant"]["admitted"]
-    assert "(id " in report["reasons"][0] and report["reasons"] == [report["tokens"]["reason"]]
-    text = exactassist("check", "-t", folders.target, "-a", foreign)
+    assert "'The Quick brown " in report["reasons"][0] and report["reasons"] == [report["tokens"]["reason"]]
+    text = exactassist("check", "-t", folders.target, "-a", lowercasing)
     assert text.code == 1
     assert "The pair is not admitted." in text.out and report["reasons"][0] in text.out
 
