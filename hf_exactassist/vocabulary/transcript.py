@@ -8,6 +8,8 @@ law of what is published; a part that does not come out as the text it was made 
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import unicodedata
 from collections.abc import Callable, Sequence
 
@@ -82,8 +84,9 @@ class Transcript:
         self.tokens = list(opening)
         self.pending = b""
         self.whole_encodings = self.lossy = 0
-        # the part after the last special token: its text, and the first of its tokens
+        # the part after the last special token: its text, the first of its tokens, and where each ends in bytes
         self._text, self._first = "", len(self.tokens)
+        self._ends: list[int] = []
         self._begun = False
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -103,7 +106,7 @@ class Transcript:
                 self._say(said, last=True)
                 said = b""
                 self.tokens.append(other)
-                self._text, self._first = "", len(self.tokens)
+                self._text, self._first, self._ends = "", len(self.tokens), []
             elif content is not None and token not in self._target.roles.values():
                 # a marker that means nothing to the assistant is text to it
                 said += content.encode()
@@ -125,51 +128,48 @@ class Transcript:
             return
         text = self._text + new
         places = self._joins.borders(self._text, 2)
-        kept = self._kept(places[0]) if len(places) == 2 else None
-        if kept is not None:
-            window = text[places[1] :]
-            ids = self._after(self._encode(window), window, places[0] - places[1])
-            if ids is not None:
-                self.tokens = self.tokens[: self._first + kept] + ids
-                self._text = text
-                return
-        self.whole_encodings += 1
-        ids = self._encode(text)
-        self.lossy += self._skipped(ids, text.encode()) is None
-        self.tokens = self.tokens[: self._first] + ids
+        if len(places) < 2 or not self._read_from(text, *places):
+            self.whole_encodings += 1
+            self._ends = []
+            ids = self._encode(text)
+            ends = self._ends_of(ids, text)
+            self.lossy += ends is None
+            # without ends nothing is ever kept, and the whole is encoded again
+            self.tokens[self._first :], self._ends = ids, ends or []
         self._text = text
 
-    def _kept(self, border: int) -> int | None:
-        """How many tokens of the part stand for its text up to a border; `None` if none ends there."""
-        wanted, ids = len(self._text[:border].encode()), self.tokens[self._first :]
-        skipped = self._skipped(ids, self._text.encode())
-        if skipped is None:
-            return None
-        reached = -skipped
-        for i, token in enumerate(ids):
-            if reached == wanted:
-                return i
-            reached += len(self._assistant.text.get(token, b""))
-        return None
+    def _read_from(self, text: str, border: int, before: int) -> bool:
+        """Encodes a text again from `before` on, and takes the tokens from `border` on; `False` if none begins there.
 
-    def _after(self, ids: list[int], window: str, border: int) -> list[int] | None:
-        """The tokens of a window from a border on; `None` if none begins there."""
-        skipped = self._skipped(ids, window.encode())
-        if skipped is None:
-            return None
-        wanted, reached = len(window[:border].encode()), -skipped
-        for i, token in enumerate(ids):
-            if reached == wanted:
-                return ids[i:]
-            reached += len(self._assistant.text.get(token, b""))
-        return None
+        What the encoding of a part begins with (a space of its own) may differ from what it would be in the whole, but
+        not beyond the next border.
+        """
+        window, kept = text[before:], len(text[:border].encode())
+        # a token ends where the kept part ends
+        count = bisect.bisect_left(self._ends, kept) + 1
+        if count > len(self._ends) or self._ends[count - 1] != kept:
+            return False
+        ids = self._encode(window)
+        ends = self._ends_of(ids, window)
+        if ends is None:
+            return False
+        offset = len(text[:before].encode())
+        new = bisect.bisect_left(ends, kept - offset) + 1
+        if new > len(ends) or ends[new - 1] != kept - offset:
+            return False
+        self.tokens[self._first + count :] = ids[new:]
+        self._ends[count:] = [end + offset for end in ends[new:]]
+        return True
 
-    def _skipped(self, ids: Sequence[int], text: bytes) -> int | None:
-        """Bytes that an encoding puts before the text (a space of its own); `None` if it is not that text."""
-        said = b"".join(self._assistant.text.get(token, b"") for token in ids)
-        if said == text:
-            return 0
-        return 1 if said == b" " + text else None
+    def _ends_of(self, ids: Sequence[int], text: str) -> list[int] | None:
+        """Where each token ends in a text, in bytes; `None` if they do not stand for it."""
+        pieces = [self._assistant.text.get(token, b"") for token in ids]
+        said = b"".join(pieces)
+        # an encoding may put a space of its own in front
+        own = 0 if said == text.encode() else 1
+        if own and said != b" " + text.encode():
+            return None
+        return [end - own for end in itertools.accumulate(map(len, pieces))]
 
 
 def _decoded(said: bytes, last: bool) -> tuple[str, bytes]:
