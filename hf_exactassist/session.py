@@ -531,7 +531,8 @@ class Session:
         # filling the caller's cache is no forward of the call
         stats = self.stats
         self.recall.settle(self.rows.state.memory)
-        self.processors.hand_back()
+        self.recall.leave()
+        self.processors.hand_back(self.rows.sequences(), self.rows.lengths)
         cache = self.scorer.hand_over() if self.returns_cache else None
         if self.generation_config.return_dict_in_generate:
             return self.recorder.finish(cache, stats)
