@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from transformers.generation import logits_process as hf
 
-from .reach import Opaque, is_own, parts
+from .reach import Opaque, is_library, is_own, parts
 
 
 # methods of Python's containers that change them; those of tensors end with an underscore
 _CHANGING = {*"add append appendleft clear discard extend extendleft insert pop popitem popleft".split()}
 _CHANGING |= {*"put remove setdefault update".split()}
+_NEW = {"clone", "copy", "new_full", "new_ones", "new_tensor", "new_zeros"}
 # functions that hand out what they were given, in loops and alone
 _HANDING_OUT = {"enumerate", "filter", "getattr", "iter", "next", "reversed", "vars", "zip"}
 # methods that run without being named
@@ -95,8 +96,8 @@ def _changes(function: types.FunctionType) -> bool:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
     except (OSError, SyntaxError, TypeError):
         return True
-    modules = {name for name, part in function.__globals__.items() if isinstance(part, types.ModuleType)}
-    return _Function(tree, modules).changes()
+    modules = [item for item in function.__globals__.items() if isinstance(item[1], types.ModuleType)]
+    return _Function(tree, {name for name, module in modules if is_library(module.__name__)}).changes()
 
 
 def _is_changing(method: str) -> bool:
@@ -106,8 +107,8 @@ def _is_changing(method: str) -> bool:
 class _Function:
     """One function's source, with those written inside it."""
 
-    def __init__(self, tree: ast.AST, modules: set[str]) -> None:
-        self.nodes, self.modules = list(ast.walk(tree)), modules
+    def __init__(self, tree: ast.AST, libraries: set[str]) -> None:
+        self.nodes, self.libraries = list(ast.walk(tree)), libraries
         names = {node.id for node in self.nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
         arguments = {node.arg for node in self.nodes if isinstance(node, ast.arg)}
         self.own = (names | arguments) - {name for node in self.nodes for name in _kept_defaults(node)}
@@ -141,20 +142,13 @@ class _Function:
     def _is_held(self, node: ast.AST) -> bool:
         """Whether an expression is something that was there before the call, or a part of it."""
         if isinstance(node, ast.Name):
-            return node.id not in self.own or node.id in self.aliases
-        if isinstance(node, ast.Subscript):
-            return self._is_held(node.value)
-        return isinstance(node, ast.Attribute)
-
-    def _giver(self, receiver: ast.AST) -> ast.AST:
-        """What a chain of calls starts from; a module's function makes something new, which the call itself is."""
-        node = receiver
-        while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            node = node.func.value
-        root = node
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        return receiver if isinstance(root, ast.Name) and root.id in self.modules else node
+            return node.id in self.aliases or node.id not in self.own | self.libraries
+        if isinstance(node, ast.Attribute):
+            root = node.value
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            return not (isinstance(root, ast.Name) and root.id in self.libraries)
+        return isinstance(node, ast.Subscript) and self._is_held(node.value)
 
     def changes(self) -> bool:
         """Whether it stores into something held."""
@@ -163,13 +157,23 @@ class _Function:
     def _stores(self, node: ast.AST) -> bool:
         if isinstance(node, (ast.Nonlocal, ast.Global)):
             return True
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_changing(node.func.attr):
-            return self._is_held(self._giver(node.func.value))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            return _is_changing(node.attr) and self._is_held(_giver(node.value))
+        if isinstance(node, ast.Call):
+            sets = isinstance(node.func, ast.Name) and node.func.id in ("delattr", "exec", "setattr")
+            return sets or any(word.arg == "out" and self._is_held(word.value) for word in node.keywords)
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             return self._is_held(node.target)
         if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
             return isinstance(node, ast.Attribute) or (isinstance(node, ast.Subscript) and self._is_held(node.value))
         return False
+
+
+def _giver(node: ast.AST) -> ast.AST:
+    """What a chain of calls starts from, unless one of them makes something new."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr not in _NEW:
+        node = node.func.value
+    return node
 
 
 def _kept_defaults(node: ast.AST) -> Iterator[str]:

@@ -51,7 +51,12 @@ def is_shared(part: Any) -> bool:
 
 def is_own(function: types.FunctionType) -> bool:
     """Whether a function is the caller's: those of Python's and Transformers' libraries remember nothing."""
-    return (function.__module__ or "").partition(".")[0] not in _LIBRARIES
+    return not is_library(function.__module__ or "")
+
+
+def is_library(module: str) -> bool:
+    """Whether a module is Python's, or one of those that keep no state for a processor."""
+    return module.partition(".")[0] in _LIBRARIES
 
 
 def fingerprint(value: Any, strict: bool = True) -> str:
@@ -125,7 +130,7 @@ class _Reader:
         if self._is_leaf(value):
             return
         if isinstance(value, type):
-            if self._told is not None and value.__module__.partition(".")[0] not in _LIBRARIES:
+            if self._told is not None and not is_library(value.__module__):
                 kept = (types.FunctionType, *_ATOMS, *_CONTAINERS)
                 own = [(name, part) for name, part in vars(value).items() if isinstance(part, kept)]
                 self.feed([part for name, part in own if callable(part) or not name.startswith("__")])

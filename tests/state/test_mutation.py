@@ -93,6 +93,27 @@ class InPlace:
         return biased(scores, self.on[: len(scores)].tolist())
 
 
+class Written:
+    """A tensor, as the place for a result."""
+
+    def __init__(self):
+        self.on = torch.zeros(9)
+
+    def __call__(self, input_ids, scores):
+        if any(told(input_ids)):
+            torch.add(self.on, 1, out=self.on)
+        return biased(scores, self.on[: len(scores)].tolist())
+
+
+class ByName(Flag):
+    """An attribute, by its name."""
+
+    def __call__(self, input_ids, scores):
+        if any(told(input_ids)):
+            setattr(self, "on", not self.on)  # noqa: B010
+        return biased(scores, [self.on] * len(scores))
+
+
 class Inside:
     """Another processor, from a trigger on."""
 
@@ -138,16 +159,31 @@ def push():
     return processor
 
 
+def late_method():
+    calls = []
+
+    def processor(input_ids, scores):
+        note = calls.append
+        if any(told(input_ids)):
+            note(1)
+        return biased(scores, [len(calls)] * len(scores))
+
+    return processor
+
+
 LATE = {
     "flag": Flag,
     "list": Flags,
     "another name and method": Told,
     "sets in a loop": Rows,
     "tensor": InPlace,
+    "place for a result": Written,
+    "attribute by name": ByName,
     "another processor": Inside,
     "closure": closure,
     "nonlocal": nonlocal_flag,
     "method of a list": push,
+    "method of a list, taken in the call": late_method,
 }
 
 
@@ -212,7 +248,12 @@ class Data:
     def __call__(self, input_ids, scores):
         fresh = torch.zeros_like(scores).fill_(self.bias)
         fresh[:, [2, 3]] += 1
-        return scores + fresh
+        masked = self.table.clone().clamp_(0)
+        return torch.add(scores + fresh, masked).clamp_max_(9)
+
+    @property
+    def table(self):
+        return torch.ones(VOCABULARY)
 
 
 class Tree:
