@@ -324,8 +324,7 @@ class Session:
         if self._abandoned or self._result is not None:
             return
         self._abandoned = True
-        self.recall.settle(self.rows.state.memory)
-        self.processors.hand_back()
+        self._hand_back()
         self.caller_cache.restore()
         self.listeners.close()
 
@@ -524,14 +523,19 @@ class Session:
         uniforms = None if self.judging.noise is None else self.judging.uniforms(draft).accept
         return self.log.deliveries(self.log.records(commit, draft, scores, uniforms, self.judging.coupling))
 
+    def _hand_back(self) -> None:
+        """Leaves the caller's processors and criteria as plain `generate` would, had it stopped here."""
+        self.recall.settle(self.rows.state.memory)
+        self.recall.leave()
+        self.processors.hand_back(self.rows.sequences(), self.rows.lengths)
+
     def finish(self) -> AssistedOutput | torch.Tensor:
         """The result, with the caller's cache holding all of it but the last column."""
         if self.judging.shared_noise is not None:
             self.judging.shared_noise.leave(self.rows.complete_columns() - self.rows.prompt_length)
         # filling the caller's cache is no forward of the call
         stats = self.stats
-        self.recall.settle(self.rows.state.memory)
-        self.processors.hand_back()
+        self._hand_back()
         cache = self.scorer.hand_over() if self.returns_cache else None
         if self.generation_config.return_dict_in_generate:
             return self.recorder.finish(cache, stats)

@@ -12,7 +12,7 @@ import torch
 from transformers.cache_utils import DynamicLayer
 from transformers.generation import SynthIDTextWatermarkLogitsProcessor
 
-from .reach import LIBRARIES, held, is_shared, parts
+from .reach import held, is_own, is_shared, parts
 
 
 # methods by which other libraries' objects copy themselves
@@ -49,7 +49,7 @@ class _Copying:
     def prepare(self, value: Any) -> None:
         """Makes the copies that `deepcopy` must find ready."""
         functions, methods = [], []
-        for part in parts(value):
+        for part in parts(value, is_leaf=self._is_whole):
             if id(part) in self.memo:
                 continue
             if is_shared(part):
@@ -65,8 +65,6 @@ class _Copying:
                 # the first only ever replaces its tensors, the second only reads its table and keys
                 names = ("keys", "values", "sampling_table")
                 self.memo.update({id(vars(part)[name]): vars(part)[name] for name in names if name in vars(part)})
-            elif not isinstance(part, (type, torch.Tensor)):
-                self._copies_itself(part)
         for function in functions:
             self._shell(function)
         for method in methods:
@@ -76,13 +74,17 @@ class _Copying:
         for function in functions:
             self._fill(function)
 
-    def _copies_itself(self, part: Any) -> None:
-        for name in _OWN_COPY:
+    def _is_whole(self, part: Any) -> bool:
+        """Whether a part is not looked into: it stays shared, or has just copied itself."""
+        if is_shared(part):
+            return True
+        for name in () if isinstance(part, (type, torch.Tensor)) or id(part) in self.memo else _OWN_COPY:
             method = getattr(part, name, None)
             theirs = method() if callable(method) else None
             if type(theirs) is type(part):
                 self.memo[id(part)] = theirs
-                return
+                return True
+        return False
 
     def copy(self, value: Any) -> Any:
         """A copy of one part."""
@@ -116,10 +118,8 @@ class _Copying:
             cell.cell_contents = self.copy(theirs.cell_contents)
 
     def _may_remember(self, function: types.FunctionType) -> bool:
-        """Those of Python's and Transformers' libraries do not."""
         holds = function.__closure__ or function.__defaults__ or function.__kwdefaults__ or function.__dict__
-        own = (function.__module__ or "").partition(".")[0] not in LIBRARIES
-        return own and bool(holds or self.isolated)
+        return is_own(function) and bool(holds or self.isolated)
 
 
 def put_back(originals: Sequence[Any], copies: Sequence[Any]) -> None:

@@ -303,11 +303,16 @@ class ProcessorPipeline:
             other._stages.append(stage)
         return other
 
-    def hand_back(self) -> None:
-        """Leaves the caller's processors as plain `generate` would leave them."""
+    def hand_back(self, ids: torch.Tensor, ends: Sequence[int]) -> None:
+        """Leaves the caller's processors as plain `generate` would leave them.
+
+        Args:
+            ids (`torch.LongTensor` of shape `(B, L)`): the result.
+            ends (`Sequence[int]`): columns of it that each row filled by itself.
+        """
         for stage in self._stages:
             if isinstance(stage, _MemoryOfEachRow):
-                stage.parts.hand_back()
+                stage.parts.hand_back(ids, ends, self._vocabulary)
 
     def process(
         self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor

@@ -1,7 +1,8 @@
 """Whether a processor of unknown class remembers its calls: asked on copies, before the first token.
 
-A processor is taken as stateless only if a copy of it can be made, calls leave the copy as it was, and equal prefixes
-get equal answers whatever was asked in between. In doubt it counts as stateful. What a stateful one remembers can be
+A processor is taken as stateless only if a copy of it can be made, calls leave the copy as it was, equal prefixes get
+equal answers whatever was asked in between, and its code stores nothing that later calls can see: one that waits for a
+certain token shows nothing else. In doubt it counts as stateful. What a stateful one remembers can be
 saved only if copies of it go on by themselves.
 """
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from .forks import fork
+from .mutation import may_begin_to_remember
 from .reach import fingerprint
 
 
@@ -45,7 +47,7 @@ def is_stateless(processor: Callable[..., Any], call: Call, prompt: torch.Tensor
         again = call(subject, prompt, None)
         return torch.equal(first, again) and fingerprint((subject, _generators(prompt.device))) == before
 
-    return _without_doubt(processor, ask, prompt.device)
+    return _without_doubt(processor, ask, prompt.device) and not may_begin_to_remember(processor)
 
 
 def treats_rows_alone(processor: Callable[..., Any], call: Call, prompt: torch.Tensor) -> bool:

@@ -20,13 +20,16 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, enum.Enum)
 _ATOMS = (*_PLAIN, torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (list, dict, set, torch.Tensor, np.ndarray)
 # their classes keep no state for a processor
-LIBRARIES = {*sys.stdlib_module_names, "torch", "transformers", "tokenizers", "numpy"}
-# what grammars are compiled to: large, and the same for ever. Known by name, so that nobody needs these packages.
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "transformers", "tokenizers", "numpy"}
+# what grammars are compiled to, and who works on them: large, and the same for ever.
+# Known by name, so that nobody needs these packages.
 _COMPILED = {
     ("xgrammar.compiler", "CompiledGrammar"),
     ("xgrammar.compiler", "GrammarCompiler"),
     ("xgrammar.grammar", "Grammar"),
+    ("xgrammar.matcher", "BatchGrammarMatcher"),
     ("xgrammar.tokenizer_info", "TokenizerInfo"),
+    ("builtins", "LLExecutor"),
     ("builtins", "LLTokenizer"),
     ("builtins", "Index"),
     ("builtins", "Vocabulary"),
@@ -44,6 +47,16 @@ def is_shared(part: Any) -> bool:
     kind = type(part)
     shared = isinstance(part, (torch.nn.Module, PreTrainedTokenizerBase, types.ModuleType))
     return shared or (kind.__module__, kind.__name__) in _COMPILED
+
+
+def is_own(function: types.FunctionType) -> bool:
+    """Whether a function is the caller's: those of Python's and Transformers' libraries remember nothing."""
+    return not is_library(function.__module__ or "")
+
+
+def is_library(module: str) -> bool:
+    """Whether a module is Python's, or one of those that keep no state for a processor."""
+    return module.partition(".")[0] in _LIBRARIES
 
 
 def fingerprint(value: Any, strict: bool = True) -> str:
@@ -72,9 +85,14 @@ def digest_or_unreadable(value: Any) -> str:
         return "unreadable"
 
 
-def parts(value: Any) -> list[Any]:
-    """Every part that can be reached, the value itself first."""
-    reader = _Reader(strict=False, tell=None)
+def parts(value: Any, is_leaf: Callable[[Any], bool] = is_shared) -> list[Any]:
+    """Every part that can be reached, the value itself first, but nothing through classes, which copies share.
+
+    Args:
+        value: any object.
+        is_leaf (`Callable`): whether not to go on into a part.
+    """
+    reader = _Reader(strict=False, tell=None, is_leaf=is_leaf)
     reader.feed(value)
     return list(reader.seen.values())
 
@@ -82,8 +100,13 @@ def parts(value: Any) -> list[Any]:
 class _Reader:
     """Walks what an object holds, each part once."""
 
-    def __init__(self, strict: bool, tell: Callable[[bytes], None] | None) -> None:
-        self.strict, self._told = strict, tell
+    def __init__(
+        self,
+        strict: bool,
+        tell: Callable[[bytes], None] | None,
+        is_leaf: Callable[[Any], bool] = is_shared,
+    ) -> None:
+        self.strict, self._told, self._is_leaf = strict, tell, is_leaf
         # kept alive, so that no other object can get an id that was seen
         self.seen: dict[int, Any] = {}
 
@@ -104,10 +127,10 @@ class _Reader:
         if isinstance(value, _ATOMS) or id(value) in self.seen:
             return
         self.seen[id(value)] = value
-        if is_shared(value):
+        if self._is_leaf(value):
             return
         if isinstance(value, type):
-            if value.__module__.partition(".")[0] not in LIBRARIES:
+            if self._told is not None and not is_library(value.__module__):
                 kept = (types.FunctionType, *_ATOMS, *_CONTAINERS)
                 own = [(name, part) for name, part in vars(value).items() if isinstance(part, kept)]
                 self.feed([part for name, part in own if callable(part) or not name.startswith("__")])
@@ -160,20 +183,27 @@ def _bytes_of(tensor: torch.Tensor) -> bytes:
 
 def held(function: types.FunctionType) -> dict[str, Any]:
     """Globals a function can keep state in: containers, and what its own module made. Assigning one is state."""
-    names: set[str] = set()
-    if (function.__module__ or "").partition(".")[0] in LIBRARIES:
+    if not is_own(function):
         return {}
-    for code in codes_of(function.__code__):
-        names.update(code.co_names)
-        if any(op.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for op in dis.get_instructions(code)):
-            raise Opaque(function)
-    known = {name: function.__globals__[name] for name in sorted(names & function.__globals__.keys())}
+    names, assigns = _globals_of(function.__code__)
+    if assigns:
+        raise Opaque(function)
+    known = {name: function.__globals__[name] for name in names if name in function.__globals__}
     return {
         name: part
         for name, part in known.items()
         if isinstance(part, _CONTAINERS)
         or (not is_shared(part) and getattr(part, "__module__", None) == function.__module__)
     }
+
+
+@functools.lru_cache(1024)
+def _globals_of(code: types.CodeType) -> tuple[list[str], bool]:
+    """Names a function's code may mean globals by, and whether it assigns one."""
+    codes = list(codes_of(code))
+    operations = {instruction.opname for part in codes for instruction in dis.get_instructions(part)}
+    names = {name for part in codes for name in part.co_names}
+    return sorted(names), not operations.isdisjoint(("STORE_GLOBAL", "DELETE_GLOBAL"))
 
 
 def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -7,7 +7,9 @@ for a batch of one.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,8 +44,21 @@ class RowProcessors:
         """A processor for row `i` alone."""
         raise NotImplementedError
 
-    def hand_back(self) -> None:
-        """Leaves the caller's processor as plain `generate` would leave it."""
+    def hand_back(self, ids: torch.Tensor, ends: Sequence[int], vocabulary: int) -> None:
+        """Leaves the caller's processor as plain `generate` would leave it.
+
+        Args:
+            ids (`torch.LongTensor` of shape `(B, L)`): the result.
+            ends (`Sequence[int]`): columns of it that each row filled by itself.
+            vocabulary (`int`): columns of the scores.
+        """
+
+    def _read_ends(self, ids: torch.Tensor, ends: Sequence[int], vocabulary: int) -> None:
+        """Shows each row that ended before others its last token, as plain `generate` does while the others go on."""
+        for i, (row, end) in enumerate(zip(self.rows, ends, strict=True)):
+            if end < ids.shape[1]:
+                with contextlib.suppress(Exception):  # whatever a foreign object says of it, the text is there
+                    row(ids[i : i + 1, :end], torch.zeros((1, vocabulary), device=ids.device))
 
     def called(self, row: Any) -> None:
         """A row's processor has been called."""
@@ -86,7 +101,7 @@ class Watermark(RowProcessors):
         self._require_new(self.processor.state is None)
         return copy.copy(self.processor)
 
-    def hand_back(self) -> None:
+    def hand_back(self, ids: torch.Tensor, ends: Sequence[int], vocabulary: int) -> None:
         """See [`RowProcessors.hand_back`]."""
         states = [row.state for row in self.rows]
         if all(state is not None for state in states):
@@ -109,8 +124,9 @@ class XGrammar(RowProcessors):
         ours.matchers, ours.compiled_grammars = [], [grammars[i % len(grammars)]]
         return ours
 
-    def hand_back(self) -> None:
+    def hand_back(self, ids: torch.Tensor, ends: Sequence[int], vocabulary: int) -> None:
         """See [`RowProcessors.hand_back`]."""
+        self._read_ends(ids, ends, vocabulary)
         if all(row.prefilled for row in self.rows):
             self.processor.prefilled, self.processor.batch_size = True, len(self.rows)
             self.processor.matchers = [row.matchers[0] for row in self.rows]
@@ -133,15 +149,19 @@ class Outlines(RowProcessors):
         )
         return copy.copy(self.processor)
 
-    def hand_back(self) -> None:
+    def hand_back(self, ids: torch.Tensor, ends: Sequence[int], vocabulary: int) -> None:
         """See [`RowProcessors.hand_back`]."""
         if any(row.is_first_token for row in self.rows):
             return
+        self._read_ends(ids, ends, vocabulary)
+        for name, part in vars(self.rows[0]).items():
+            # the first call also chooses methods
+            bound = isinstance(part, types.MethodType)
+            setattr(self.processor, name, types.MethodType(part.__func__, self.processor) if bound else part)
         for name in self.lists:
             setattr(self.processor, name, [_plain(getattr(row, name)[0]) for row in self.rows])
         for name in self.tensors:
             setattr(self.processor, name, torch.cat([getattr(row, name) for row in self.rows]))
-        self.processor.is_first_token = False
 
 
 class OutlinesCore(Outlines):

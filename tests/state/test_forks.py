@@ -1,7 +1,9 @@
 """Copies that go on by themselves, and memory put back into originals (contract 0x06D)."""
 
 import functools
+import threading
 import types
+from unittest import mock
 
 import pytest
 import torch
@@ -177,6 +179,38 @@ def test_models_tokenizers_and_modules_stay_shared():
     holder.model, holder.tokenizer, holder.library = tiny(), byte_tokenizer(), functools
     theirs = fork(holder)
     assert theirs.model is holder.model and theirs.tokenizer is holder.tokenizer and theirs.library is functools
+
+
+def bound_to(lock):
+    """A class whose methods close over what cannot be copied, as those of compiled libraries do."""
+
+    class Locked:
+        def __init__(self):
+            self.seen = []
+
+        def __call__(self):
+            with lock:
+                self.seen.append(1)
+            return len(self.seen)
+
+    return Locked
+
+
+def test_what_classes_hold_stays_shared():
+    original = bound_to(threading.Lock())()
+    original()
+    theirs = fork(original)
+    assert type(theirs) is type(original) and [theirs(), theirs(), original()] == [2, 3, 2]
+
+
+def test_parts_that_copy_themselves_do_it_once_and_are_not_looked_into():
+    inner = Matcher()
+    part = Matcher()
+    part.inner = inner
+    with mock.patch.object(Matcher, "fork", autospec=True, side_effect=Matcher.fork) as forked:
+        one, (other,) = fork((Holds(part), [part]))
+    assert one.part is other is not part
+    assert [call.args for call in forked.call_args_list] == [(part,)]
 
 
 def test_growing_caches_share_what_is_never_written():
