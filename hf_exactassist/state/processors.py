@@ -335,7 +335,11 @@ class ProcessorPipeline:
 
 def _described(processor: Any) -> dict[str, Any]:
     settings = settings_of(processor)
-    return {"class": settings.pop("kind"), "settings": settings, "digest": digest_or_unreadable(processor)}
+    return {
+        "class": settings.pop("kind"),
+        "settings": settings,
+        "digest": digest_or_unreadable(processor, grammars=True),
+    }
 
 
 def _stage(processor: Any, input_ids: torch.Tensor, vocabulary: int) -> _Stage:

@@ -77,12 +77,36 @@ def fingerprint(value: Any, strict: bool = True) -> str:
     return digest.hexdigest()
 
 
-def digest_or_unreadable(value: Any) -> str:
-    """[`fingerprint`], or `"unreadable"` for what is then known by its class alone."""
+def digest_or_unreadable(value: Any, grammars: bool = False) -> str:
+    """[`fingerprint`], or `"unreadable"` for what is then known by its class alone.
+
+    Args:
+        value: any object.
+        grammars (`bool`): whether what compiled grammars say counts too, which does not change while a call runs.
+    """
+    digest = hashlib.sha256()
+
+    def is_leaf(part: Any) -> bool:
+        if grammars:
+            digest.update(_grammar(part))
+        return is_shared(part)
+
     try:
-        return fingerprint(value)
+        _Reader(True, digest.update, is_leaf).feed(value)
     except Exception:  # whatever a foreign object raises here
         return "unreadable"
+    return digest.hexdigest()
+
+
+def _grammar(part: Any) -> bytes:
+    """What a compiled grammar says; nothing for other parts."""
+    kind = (type(part).__module__, type(part).__name__)
+    if kind == ("xgrammar.compiler", "CompiledGrammar"):
+        return str(part.grammar).encode()
+    if kind[1] == "Index" and kind in _COMPILED:
+        # as it is pickled: by a function and its bytes
+        return bytes(part.__reduce__()[1][0])
+    return b""
 
 
 def parts(value: Any, is_leaf: Callable[[Any], bool] = is_shared) -> list[Any]:

@@ -141,6 +141,24 @@ def test_copies_share_what_is_large():
     assert all(mine is yours for mine, yours in zip(workers, fork(workers), strict=True))
 
 
+@pytest.mark.parametrize("maker", [maker for maker in MAKERS if maker != "llguidance"])
+def test_manifests_tell_grammars_apart(maker):
+    """What the class and the tokenizer are is not enough; matchers of llguidance do not say what they match."""
+
+    def manifest(source):
+        given = [Case("regex", source, PROMPTS[0])]
+        session = hf_exactassist.start(
+            pair()[0],
+            **inputs(given),
+            **GREEDY,
+            assistant_model=pair()[1],
+            logits_processor=[MAKERS[maker](given)],
+        )
+        return session.manifest()["call"]["processors"]
+
+    assert manifest("[A-Z]{3}") == manifest("[A-Z]{3}") != manifest("[A-Y]{3}")
+
+
 # --- as users wire them up ---
 
 
