@@ -19,9 +19,9 @@ from .base import DraftingContext
 class OtherTokenizerDrafter(AssistantModelDrafter):
     """Drafts with an assistant model whose tokens are other pieces of the same text.
 
-    Its law is restricted to tokens that the target has too, and renormalised: a law over target tokens, from which
-    drafts are drawn (contract 0x06J, 0x06K). What it reads is the published text in its own tokens. Only logits are
-    indexed; the model is not changed.
+    Its law becomes a law over tokens that both have, from which drafts are drawn: a token of its own that the target
+    lacks counts for the one it begins with (contract 0x06J, 0x06K). What it reads is the published text in its own
+    tokens. Only its logits are taken; the model is not changed.
 
     Args:
         model (`PreTrainedModel`): an admitted model.

@@ -1,8 +1,9 @@
 """Which assistant token stands for which target token.
 
-Mapped tokens stand for the same bytes in every context, so a law over them is a law over target tokens: the
-assistant's law, restricted to mapped tokens and renormalised, is the `q` that its drafts are drawn from. Nothing is
-said about tokens that are not mapped; the target reaches them by its own draws (contract 0x01A, 0x06J, 0x06K).
+Mapped tokens stand for the same bytes in every context. What the assistant would say with a token of its own that is
+not mapped begins with one that is: its probability goes there. So every assistant token leads to at most one target
+token, and the assistant's law, summed over what leads to each and renormalised, is a law over target tokens: the `q`
+that drafts are drawn from (contract 0x01A, 0x06J, 0x06K). Where nothing leads, the target goes by its own draws.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class VocabularyMap:
     Attributes:
         target (`torch.LongTensor` of shape `(M,)`): mapped target tokens, ascending.
         assistant (`torch.LongTensor` of shape `(M,)`): the assistant token of each.
+        leads_to (`torch.LongTensor` of shape `(assistant_size,)`): the target token that an assistant token is or
+            begins with; -1 for none.
         target_size (`int`): rows of the target's head.
         assistant_size (`int`): rows of the assistant's head.
         digest (`str`): SHA-256 of the map and of both vocabularies.
@@ -30,27 +33,26 @@ class VocabularyMap:
 
     target: torch.Tensor
     assistant: torch.Tensor
+    leads_to: torch.Tensor
     target_size: int
     assistant_size: int
     digest: str
 
-    @property
-    def is_identity(self) -> bool:
-        """Whether mapped tokens have the same ids."""
-        return bool((self.target == self.assistant).all())
-
     def to_target(self, logits: torch.Tensor) -> torch.Tensor:
-        """The assistant's logits over the target's event space: `-inf` where nothing is mapped.
+        """The assistant's law over the target's event space, as logits: `-inf` where nothing leads.
 
         Args:
-            logits (`torch.Tensor` of shape `(..., assistant_size)`): the assistant's.
+            logits (`torch.Tensor` of shape `(A, assistant_size)`): the assistant's.
 
         Returns:
-            `torch.Tensor` of shape `(..., target_size)`.
+            `torch.Tensor` of shape `(A, target_size)`.
         """
-        scores = logits.new_full((*logits.shape[:-1], self.target_size), -torch.inf)
-        scores[..., self.target.to(logits.device)] = logits[..., self.assistant.to(logits.device)]
-        return scores
+        leads_to = self.leads_to.to(logits.device)
+        leading = leads_to >= 0
+        top = logits.amax(dim=-1, keepdim=True)
+        masses = torch.exp(logits[:, : len(leads_to)] - top)[:, leading]
+        sums = logits.new_zeros((len(logits), self.target_size)).index_add_(1, leads_to[leading], masses)
+        return sums.log() + top
 
     def to_assistant(self, tokens: torch.Tensor) -> torch.Tensor:
         """Assistant tokens of mapped target tokens; -1 for others."""
@@ -62,7 +64,8 @@ class VocabularyMap:
 def build_map(target: Pieces, assistant: Pieces, target_size: int, assistant_size: int) -> VocabularyMap:
     """Maps ordinary tokens of equal bytes and special tokens of equal role.
 
-    Where several tokens stand for the same bytes, the one with the lowest id is mapped.
+    Where several tokens stand for the same bytes, the one with the lowest id is mapped. Other ordinary tokens lead to
+    the mapped token that is the longest beginning of their bytes.
 
     Args:
         target (`Pieces`): the target's vocabulary.
@@ -95,11 +98,21 @@ def build_map(target: Pieces, assistant: Pieces, target_size: int, assistant_siz
             f"Target and assistant have no token in common (the target has {ours!r}, the assistant {other!r}): use an "
             "assistant whose tokenizer splits text in a similar way."
         )
+    leads_to = torch.full((assistant_size,), -1, dtype=torch.long, device="cpu")
+    mapped = {target.text[token]: token for token in pairs if token in target.text}
+    longest = max(map(len, mapped), default=0)
+    for token, piece in assistant.text.items():
+        beginnings = (piece[:size] for size in range(min(len(piece), longest), 0, -1))
+        if token < assistant_size:
+            leads_to[token] = next((mapped[part] for part in beginnings if part in mapped), -1)
+    for token, same in pairs.items():
+        leads_to[same] = token
     tokens = sorted(pairs)
     said = f"{target.digest} {assistant.digest} {target_size} {assistant_size} {sorted(pairs.items())}"
     return VocabularyMap(
         torch.tensor(tokens, device="cpu"),
         torch.tensor([pairs[token] for token in tokens], device="cpu"),
+        leads_to,
         target_size,
         assistant_size,
         hashlib.sha256(said.encode()).hexdigest(),
