@@ -12,7 +12,8 @@ from hf_exactassist import UnsupportedDecodingMode
 from tests.real.speech import CLIPS, PASSAGE, RATE, SENTENCE, spoken
 
 
-pytestmark = pytest.mark.real
+# minutes of audio, on machines that others may be using too
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
 ASSISTANTS = ["own encoder", "same encoder", "decoder alone"]
 # the second threshold is so strict that stretches of this clear speech fall back
