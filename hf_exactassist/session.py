@@ -101,12 +101,7 @@ class Session:
         encoded = model_kwargs.get("encoder_outputs")
         self.recorder = StepRecorder(generation_config, self.rows, encoded)
         vocabulary = compat.head_size(model)
-        example = (
-            None
-            if self.recorder.scores is None
-            else (torch.zeros(self.rows.batch, vocabulary, device=input_ids.device),)
-        )
-        self.rules.prepare(input_ids, example)
+        self.rules.prepare(self.rows.batch)
         self.processors = ProcessorPipeline(logits_processor, input_ids, vocabulary)
         self._in_step = ", ".join([*self.processors.in_step, *self.rules.in_step]) or None
         self.rows.in_step = self._in_step is not None
@@ -321,10 +316,11 @@ class Session:
 
         Processors and criteria remember what has been published, as after a `generate` that stopped there.
         """
-        if self._abandoned or self._result is not None:
+        if self._abandoned:
             return
         self._abandoned = True
-        self._hand_back()
+        if self._result is None:
+            self._hand_back()
         self.caller_cache.restore()
         self.listeners.close()
 

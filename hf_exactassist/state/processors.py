@@ -8,6 +8,7 @@ each row has a memory of its own, else for the whole batch, whose rows then keep
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from abc import ABC, abstractmethod
@@ -19,10 +20,11 @@ from transformers.generation import logits_process as hf
 
 from ..errors import BatchCoupledProcessor, StatefulProcessor
 from .manifest import settings_of
-from .purity import can_be_saved, is_stateless, scores_alone, treats_rows_alone
+from .purity import can_be_saved, is_declared_stateless, scores_alone
 from .reach import digest_or_unreadable
 from .row_processors import RowProcessors, by_row
 from .rows import prefixes
+from .surroundings import undisturbed
 from .transactional import TransactionalLogitsProcessor
 
 
@@ -158,16 +160,19 @@ class _Remembering(_Stage):
     Attributes:
         objects (`list`): what remembers.
         drafts (`bool`): whether a drafter gains from asking copies of them.
+        originals (`list`, *optional*): what these objects are copies of.
         sealed (`bool`): whether they may not be called from here.
     """
 
     objects: list[Any]
+    originals: list[Any] | None = None
     drafts = True
     sealed = False
 
     def over(self, objects: list[Any], sealed: bool = False) -> _Remembering:
-        """The same stage over other objects."""
+        """The same stage over copies of its objects."""
         theirs = copy.copy(self)
+        theirs.originals = None if sealed else self.objects
         theirs.objects, theirs.sealed = objects, sealed
         return theirs
 
@@ -201,7 +206,9 @@ class _WithMemory(_Remembering):
         (length,) = set(lengths)
         batch = scores.new_zeros((ids.shape[0], scores.shape[1]))
         batch[list(rows)] = scores
-        return self._wrap(self.objects[0])(ids[:, :length], batch)[list(rows)].to(scores.dtype)
+        # a copy can begin to change what its original sees too
+        with contextlib.nullcontext() if self.originals is None else undisturbed(self.originals):
+            return self._wrap(self.objects[0])(ids[:, :length], batch)[list(rows)].to(scores.dtype)
 
 
 class _MemoryOfEachRow(_Remembering):
@@ -374,13 +381,14 @@ def _stage(processor: Any, input_ids: torch.Tensor, vocabulary: int) -> _Stage:
         f"The logits processor {name} lets the rows of a batch depend on each other, or fails on what other rows "
         "hold, and rows reach their tokens in different rounds: generate the rows one by one, or drop the assistant."
     )
-    if not is_stateless(asked, call, input_ids):
+    if not is_declared_stateless(asked):
         if not (isinstance(asked, TransactionalLogitsProcessor) or can_be_saved(asked, call, input_ids)):
             raise StatefulProcessor(
-                f"The logits processor {name} remembers its calls, and what it remembers cannot be saved and brought "
+                f"What the logits processor {name} may remember of its calls cannot be saved and brought "
                 "back, as it must be where drafts are rejected: it cannot be copied, or keeps its memory in a class, "
-                "a global or a shared random generator. Keep it in the object itself, give it `snapshot()` and "
-                "`restore(snapshot)` (see hf_exactassist.TransactionalLogitsProcessor), or drop the assistant."
+                "a global or a shared random generator. Keep it in the object itself, or give it `snapshot()` and "
+                "`restore(snapshot)` (see hf_exactassist.TransactionalLogitsProcessor). If it remembers nothing, say "
+                "`stateless = True` on it."
             )
         saves_itself = isinstance(asked, TransactionalLogitsProcessor)
         if batch > 1 and not (saves_itself or scores_alone(asked, call, input_ids)):
@@ -388,8 +396,6 @@ def _stage(processor: Any, input_ids: torch.Tensor, vocabulary: int) -> _Stage:
         return _WithMemory(processor, asked, wrap)
     if kind is hf.PrefixConstrainedLogitsProcessor:
         return _PrefixConstrained(processor)
-    if batch > 1 and not treats_rows_alone(asked, call, input_ids):
-        raise coupled
     return _WholeBatch(processor)
 
 

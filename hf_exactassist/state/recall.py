@@ -79,7 +79,8 @@ class Recall:
         for part, snapshot in zip(self._saving, memory.snapshots, strict=True):
             try:
                 theirs = fork(part)
-                theirs.restore(snapshot)
+                # what the snapshot holds may be what the original goes on with
+                theirs.restore(fork(snapshot))
             except Exception:  # whatever a foreign object says of being copied
                 continue
             found[id(part)] = theirs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ from transformers.generation.stopping_criteria import (
 )
 
 from ..errors import BatchCoupledCriterion, InvalidArgument
-from .purity import can_be_saved, is_stateless, treats_rows_alone
+from .forks import fork
+from .purity import is_declared_stateless
 from .reach import digest_or_unreadable
 from .rows import Rows
 
@@ -60,28 +62,20 @@ class StoppingRules:
             "criteria": [_described(rule) for rule in self._others],
         }
 
-    def prepare(self, input_ids: torch.Tensor, scores: Any) -> None:
-        """Asks copies of foreign criteria whether they remember their calls and can be asked about single rows.
+    def prepare(self, batch: int) -> None:
+        """Finds out which criteria remember, without calling any.
 
         Args:
-            input_ids (`torch.LongTensor` of shape `(B, P)`): prompts.
-            scores (`tuple[torch.Tensor]`, *optional*): an example of the `scores` argument.
+            batch (`int`): rows of the call.
         """
         for rule in self._others:
-            if type(rule) in _ROW_BY_ROW:
+            if type(rule) in _ROW_BY_ROW or is_declared_stateless(rule):
                 continue
-
-            def call(subject: Any, ids: torch.Tensor, row: int | None, rule: Any = rule) -> torch.Tensor:
-                return _one_answer_per_row(rule, subject(ids, scores), len(ids)).float()[:, None]
-
-            def call_once(subject: Any, ids: torch.Tensor, row: int | None) -> torch.Tensor:
-                return torch.as_tensor(subject(ids, scores), device=ids.device).float().expand(len(ids))[:, None]
-
-            stateless = is_stateless(rule, call_once, input_ids)
             # what cannot be copied, such as one that waits for an event, is still asked once a prefix and in order
-            if not stateless and can_be_saved(rule, call_once, input_ids):
+            with contextlib.suppress(Exception):
+                fork(rule)
                 self.remembering.append(rule)
-            if len(input_ids) > 1 and not (stateless and treats_rows_alone(rule, call, input_ids)):
+            if batch > 1:
                 self.in_step.append(type(rule).__name__)
 
     def cut(

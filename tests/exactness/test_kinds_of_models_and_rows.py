@@ -119,12 +119,24 @@ def first_row_decides(input_ids, scores):
     return scores
 
 
-@pytest.mark.parametrize("processor", [Diversity(), Guidance(), first_row_decides])
-def test_processors_that_tie_rows_together_are_refused_in_a_batch(processor):
+def test_processors_that_tie_scores_of_rows_together_are_refused_in_a_batch():
+    """Rows that have ended have no scores any more."""
     target = tiny()
-    settings = {**GREEDY, "max_new_tokens": 8, "assistant_model": noisy(target), "logits_processor": [processor]}
+    settings = {**GREEDY, "max_new_tokens": 8, "assistant_model": noisy(target), "logits_processor": [Guidance()]}
     with pytest.raises(hf_exactassist.BatchCoupledProcessor, match="one by one"):
         hf_exactassist.generate(target, **prompts([6, 4]), **settings)
+
+
+@pytest.mark.parametrize("processor", [Diversity(), first_row_decides])
+def test_processors_that_tie_tokens_of_rows_together_are_exact_in_a_batch(processor):
+    """They see all rows at the same column, as in plain `generate`; those that have ended show padding."""
+    target, inputs = tiny(), prompts([6, 4, 5])
+    settings = {**GREEDY, "max_new_tokens": 16, "logits_processor": [processor]}
+    text = target.generate(**inputs, **{**settings, "eos_token_id": None})
+    settings["eos_token_id"] = int(text[1, 6 + 5])
+    plain = target.generate(**inputs, **settings)
+    ours = hf_exactassist.generate(target, **inputs, **settings, assistant_model=noisy(target, 0.008))
+    assert ours.tolist() == plain.tolist()
 
 
 def test_a_processor_that_ties_rows_together_is_exact_for_one_row():

@@ -461,6 +461,9 @@ def test_without_eos_stopped_rows_are_decoded_until_all_have_stopped(target, noi
 class Turncoat(StoppingCriteria):
     """Answers row by row for a while, then once for everything."""
 
+    # so that rows need not keep in step
+    stateless = True
+
     def __call__(self, input_ids, scores, **kwargs):
         answers = input_ids[:, -1] == 5
         return answers if input_ids.shape[1] < PROMPT + 3 else bool(answers.all())

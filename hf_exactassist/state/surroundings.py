@@ -1,0 +1,85 @@
+"""What a copy shares with its original: attributes of classes, what functions name in globals, random generators."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from .reach import held, is_library, is_own, is_shared, parts
+
+
+@contextlib.contextmanager
+def undisturbed(value: Any) -> Iterator[None]:
+    """Puts back what calls of copies change in what the original sees too.
+
+    Args:
+        value: an object of which copies are called inside the block.
+    """
+    restorers = [_restorer(part) for part in _around(value)]
+    drawn = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(drawn[0])
+            np.random.set_state(drawn[1])
+            for restore in restorers:
+                restore()
+
+
+def _around(value: Any) -> list[Any]:
+    """Classes of the caller's that a value is made of or names, and all that their attributes and functions hold."""
+    classes: dict[type, None] = {}
+    functions: dict[int, types.FunctionType] = {}
+    shared: dict[int, Any] = {}
+    reached = parts(value)
+    while True:
+        kinds = {kind: None for part in reached for kind in (part if isinstance(part, type) else type(part)).__mro__}
+        new = [kind for kind in kinds if kind not in classes and not is_library(kind.__module__)]
+        attributes = [part for kind in new for name, part in vars(kind).items() if not name.startswith("__")]
+        methods = [part for kind in new for part in vars(kind).values()]
+        called = [part for part in (*reached, *methods) if isinstance(part, types.FunctionType) and is_own(part)]
+        called = [function for function in called if id(function) not in functions]
+        if not new and not called:
+            return [*classes, *shared.values()]
+        classes.update(dict.fromkeys(new))
+        functions.update((id(function), function) for function in called)
+        reached = parts([*attributes, *(part for one in called for part in held(one).values())])
+        shared.update({id(part): part for part in reached if not is_shared(part) and not isinstance(part, type)})
+
+
+def _restorer(part: Any) -> Callable[[], None]:
+    if isinstance(part, type):
+        kept = {name: value for name, value in vars(part).items() if not name.startswith("__")}
+        return lambda: _restore_class(part, kept)
+    if isinstance(part, list):
+        items = list(part)
+        return lambda: part.__setitem__(slice(None), items)
+    if isinstance(part, (dict, set)):
+        content = part.copy()
+        return lambda: (part.clear(), part.update(content))[0]
+    if isinstance(part, torch.Tensor):
+        values = part.detach().clone()
+        return lambda: part.detach().copy_(values) if not torch.equal(part, values) else None  # type: ignore[return-value]
+    if isinstance(part, np.ndarray):
+        array = part.copy()
+        return lambda: np.copyto(part, array)
+    attributes = dict(getattr(part, "__dict__", {}))
+    if not attributes:
+        return lambda: vars(part).clear() if getattr(part, "__dict__", None) else None
+    return lambda: (vars(part).clear(), vars(part).update(attributes))[0]
+
+
+def _restore_class(kind: type, kept: dict[str, Any]) -> None:
+    for name in [name for name in vars(kind) if not name.startswith("__") and name not in kept]:
+        delattr(kind, name)
+    for name, value in kept.items():
+        if vars(kind).get(name) is not value:
+            setattr(kind, name, value)
