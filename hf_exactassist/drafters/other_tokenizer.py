@@ -123,9 +123,8 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
         ]
         counts = [len(text) - start for text, start in zip(texts, starts, strict=True)]
         width = max(counts)
-        block = torch.tensor(
-            [[0] * (width - count) + text[-count:] for text, count in zip(texts, counts, strict=True)]
-        )
+        lines = [[0] * (width - count) + text[-count:] for text, count in zip(texts, counts, strict=True)]
+        block = torch.tensor(lines, device="cpu")
         # until it is done, only what is before counts
         self._note(active, [text[:start] for text, start in zip(texts, starts, strict=True)])
         places = [self._pads[row] + start for row, start in zip(active, starts, strict=True)]

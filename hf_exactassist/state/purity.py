@@ -47,7 +47,13 @@ def can_be_saved(processor: Callable[..., Any], call: Call, prompt: torch.Tensor
             return fingerprint((processor, subject, _generators(prompt.device)), strict=False)
 
         one, other, before = fork(subject), fork(subject), untouched()
-        first, longer = _outcome(call, one, prompt), torch.cat([prompt, prompt[:, -1:]], dim=1)
+        first = _outcome(call, one, prompt)
+        next_tokens = prompt[:, -1:]
+        if not isinstance(first, str):
+            # the likeliest ones are allowed ones
+            scores = torch.tensor(first, device=prompt.device).reshape(len(prompt), -1)
+            next_tokens = scores.argmax(dim=-1, keepdim=True).to(prompt)
+        longer = torch.cat([prompt, next_tokens], dim=1)
         half_way = fork(one)
         answers = [_outcome(call, one, longer), _outcome(call, half_way, longer)]
         again = _outcome(call, other, prompt)
@@ -69,8 +75,11 @@ def scores_alone(processor: Callable[..., Any], call: Call, prompt: torch.Tensor
     """
 
     def ask(subject: Any) -> bool:
-        first = call(fork(subject), prompt, None)
-        return all(torch.equal(call(fork(subject), prompt, row)[row], first[row]) for row in range(len(prompt)))
+        first = _outcome(call, fork(subject), prompt)
+        if isinstance(first, str):
+            # one that fails here says in the call itself why
+            return True
+        return all(call(fork(subject), prompt, row)[row].tolist() == first[row] for row in range(len(prompt)))
 
     return _without_doubt(processor, ask)
 

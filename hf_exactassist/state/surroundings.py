@@ -56,25 +56,41 @@ def _around(value: Any) -> list[Any]:
 
 
 def _restorer(part: Any) -> Callable[[], None]:
+    """Remembers what a part holds; only what has changed is written, as others may be reading it."""
     if isinstance(part, type):
         kept = {name: value for name, value in vars(part).items() if not name.startswith("__")}
         return lambda: _restore_class(part, kept)
-    if isinstance(part, list):
-        items = list(part)
-        return lambda: part.__setitem__(slice(None), items)
-    if isinstance(part, (dict, set)):
-        content = part.copy()
-        return lambda: (part.clear(), part.update(content))[0]
     if isinstance(part, torch.Tensor):
         values = part.detach().clone()
-        return lambda: part.detach().copy_(values) if not torch.equal(part, values) else None  # type: ignore[return-value]
+        return lambda: None if torch.equal(part, values) else _copy_back(part, values)
     if isinstance(part, np.ndarray):
         array = part.copy()
         return lambda: np.copyto(part, array)
-    attributes = dict(getattr(part, "__dict__", {}))
-    if not attributes:
-        return lambda: vars(part).clear() if getattr(part, "__dict__", None) else None
-    return lambda: (vars(part).clear(), vars(part).update(attributes))[0]
+    if isinstance(part, list):
+        items = list(part)
+        return lambda: None if _are_same(part, items) else part.__setitem__(slice(None), items)
+    held_in = part if isinstance(part, (dict, set)) else getattr(part, "__dict__", None)
+    if not isinstance(held_in, (dict, set)):
+        return lambda: None
+    content = held_in.copy()
+    return lambda: None if _are_same(held_in, content) else _refill(held_in, content)
+
+
+def _are_same(now: Any, before: Any) -> bool:
+    """Whether two containers of a kind hold the very same objects, in the same order."""
+    if len(now) != len(before):
+        return False
+    values = (now.values(), before.values()) if isinstance(now, dict) else ((), ())
+    return all(a is b for a, b in [*zip(now, before, strict=True), *zip(*values, strict=True)])
+
+
+def _refill(container: dict[Any, Any] | set[Any], content: Any) -> None:
+    container.clear()
+    container.update(content)
+
+
+def _copy_back(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    tensor.detach().copy_(values)
 
 
 def _restore_class(kind: type, kept: dict[str, Any]) -> None:

@@ -175,6 +175,7 @@ def test_unshared_tokens_are_never_drafted_and_can_be_read(assistant, sampled):
     def raises(input_ids, scores):
         return torch.where(scores == -torch.inf, 9.0, scores)
 
+    raises.stateless = True
     without = [3, 4, 5, 6]
     ids = torch.tensor([[3, 7, 4, 8], [7, 8, 9, 3]])
     drafter = started(assistant, ids, Noise(0, range(2)) if sampled else None, shared(without=without), [raises])

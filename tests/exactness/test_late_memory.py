@@ -210,12 +210,13 @@ def test_a_refusal_leaves_nothing_behind(pair):
     assert AtOnce.calls == 0 and not SEEN and not ClassList.seen
 
 
-def test_a_processor_that_is_broken_says_so_itself(pair):
+@pytest.mark.parametrize("lengths", [[6], [6, 4]])
+def test_a_processor_that_is_broken_says_so_itself(pair, lengths):
     target, assistant = pair
     with pytest.raises(ZeroDivisionError):
         hf_exactassist.generate(
             target,
-            **prompts([6]),
+            **prompts(lengths),
             max_new_tokens=4,
             assistant_model=assistant,
             logits_processor=[lambda input_ids, scores: 1 / 0],
