@@ -315,11 +315,15 @@ def test_images_that_do_not_fit_the_prompt(kind, shown, written, assistant):
     inputs, text = prompts(kind, (shown,)), ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
     inputs |= {name: value for name, value in prompts(kind, (written,)).items() if name in text}
     model, assistant = shown_tiny(kind), relative(kind) if assistant == "relative" else text_assistant()
-    with pytest.raises(Exception) as plainly:
+    try:
         model.generate(**inputs, max_new_tokens=4)
-    with pytest.raises(plainly.type) as found:
+    except Exception as error:  # whatever the class says of it
+        plainly = error
+    else:
+        pytest.skip("this release of Transformers takes them")
+    with pytest.raises(type(plainly)) as found:
         hf_exactassist.generate(model, **inputs, **assisted(kind, assistant), max_new_tokens=4)
-    assert str(found.value) == str(plainly.value) and found.value.__context__ is None
+    assert str(found.value) == str(plainly) and found.value.__context__ is None
 
 
 def test_images_that_do_not_fit_leave_a_cache_alone():
