@@ -74,6 +74,11 @@ class StepRecorder:
         """
         self.slots_after_prefill, self.windows = slots, windows
 
+    @property
+    def records_scores(self) -> bool:
+        """Whether anybody wants scores or logits."""
+        return self.scores is not None or self.logits is not None
+
     def record_scores(
         self, logits: torch.Tensor, scores: torch.Tensor, active: Sequence[int], places: Sequence[int]
     ) -> None:

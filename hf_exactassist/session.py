@@ -393,8 +393,9 @@ class Session:
         self.recall.leave()
         if not self.processors.has_history:
             processed = process_block(self.processors, self.rows, draft, logits)
-            places = [(i, place) for i, limit in enumerate(processed.limits) for place in range(limit)]
-            self.recorder.record_scores(logits, processed.scores, *zip(*places, strict=True))
+            if self.recorder.records_scores:
+                places = [(i, place) for i, limit in enumerate(processed.limits) for place in range(limit)]
+                self.recorder.record_scores(logits, processed.scores, *zip(*places, strict=True))
             return processed
         return process_in_order(
             self.processors,

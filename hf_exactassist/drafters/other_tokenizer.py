@@ -62,11 +62,6 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
         """See [`Drafter.describe`]."""
         return {**super().describe(), "vocabulary_map": self.vocabulary_map.digest}
 
-    @property
-    def whole_encodings(self) -> int:
-        """How often a whole text had to be encoded, in this call."""
-        return sum(transcript.whole_encodings for transcript in self._transcripts)
-
     @torch.no_grad()
     def propose(self, lengths: Sequence[int]) -> Draft:
         """See [`Drafter.propose`]. Rows in the middle of a character get no draft."""

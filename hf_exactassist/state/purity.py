@@ -33,7 +33,7 @@ def can_be_saved(processor: Callable[..., Any], call: Call, prompt: torch.Tensor
     """Whether copies of a stateful processor answer alike and leave it, and each other, as they were.
 
     Args:
-        processor (`Callable`): a processor, a `prefix_allowed_tokens_fn` or a stopping criterion; it is not called.
+        processor (`Callable`): a processor or a `prefix_allowed_tokens_fn`; it is not called.
         call (`Call`): how to ask it.
         prompt (`torch.LongTensor` of shape `(B, P)`): the prefixes of the first real call.
 

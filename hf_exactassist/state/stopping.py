@@ -83,8 +83,8 @@ class StoppingRules:
         rows: Rows,
         tokens: Sequence[Sequence[int]],
         scores: Callable[[int], Any],
-        asked: Sequence[int] | None = None,
-        known: Sequence[int | None] | None = None,
+        asked: Sequence[int],
+        known: Sequence[int | None],
     ) -> tuple[tuple[tuple[int, ...], ...], tuple[int | None, ...]]:
         """Cuts each active row's new tokens at its first stop.
 
@@ -92,9 +92,8 @@ class StoppingRules:
             rows (`Rows`): the rows; `tokens` already lie in their scratch columns.
             tokens (`Sequence[Sequence[int]]`): new tokens of each active row, within its budget.
             scores (`Callable[[int], Any]`): `scores(n)` is the `scores` argument for criteria after `n` new tokens.
-            asked (`Sequence[int]`, *optional*): columns up to which criteria have been asked; by default as far as
-                tokens are published.
-            known (`Sequence[int | None]`, *optional*): the stops that were found so.
+            asked (`Sequence[int]`): columns up to which criteria have been asked.
+            known (`Sequence[int | None]`): the stops that were found so.
 
         Returns:
             the tokens to publish, and the length in columns at which each row stopped, `None` if it did not.
@@ -106,11 +105,10 @@ class StoppingRules:
         kept = [tuple(row) for row in tokens]
         if rows.in_step:
             kept = [row[: min(map(len, tokens))] for row in kept]
-        stops = list(known or [rows.stops[row] for row in rows.active])
+        stops = list(known)
         # column by column, so that a criterion sees prefixes in the order of their length
-        for length in range(min(asked or starts) + 1, max(s + len(t) for s, t in zip(starts, kept, strict=True)) + 1):
-            before = asked or starts
-            here = [i for i, end in enumerate(before) if end < length <= starts[i] + len(kept[i]) and stops[i] is None]
+        for length in range(min(asked) + 1, max(s + len(t) for s, t in zip(starts, kept, strict=True)) + 1):
+            here = [i for i, end in enumerate(asked) if end < length <= starts[i] + len(kept[i]) and stops[i] is None]
             last = [kept[i][length - starts[i] - 1] for i in here]
             answers = self.stops_at(rows, [rows.active[i] for i in here], last, length, scores) if here else []
             for i, answer in zip(here, answers, strict=True):

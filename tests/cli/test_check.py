@@ -41,7 +41,7 @@ def test_a_target_alone(exactassist, folders):
 
 
 def test_another_tokenizer_is_mapped_and_said_so(exactassist, folders, foreign):
-    """Issue of rows 4 and A37: equal sizes say nothing."""
+    """Row 4, A37: equal sizes say nothing."""
     done = exactassist("check", "-t", folders.target, "-a", foreign, "--json")
     report = json.loads(done.out)
     assert (done.code, report["admitted"], report["tokens"]["mapped"]) == (0, True, True)

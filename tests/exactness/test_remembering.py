@@ -168,7 +168,7 @@ def test_a_processor_that_only_saves_itself_is_left_out_of_drafts(pair):
 @pytest.mark.parametrize("k", [1, 4, 20])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_criterion_with_a_memory_is_called_once_a_published_prefix(pair, batch, k):
-    """Issue of batches: in plain `generate` it sees the whole batch, once a column."""
+    """As in plain `generate`, it sees the whole batch, once a column."""
     target, assistant = pair
     inputs, theirs, ours = prompts(LENGTHS[batch]), Patience(11), Patience(11)
     plain = target.generate(**inputs, **GREEDY, stopping_criteria=[theirs])

@@ -39,6 +39,16 @@ SETUPS = {
 }
 
 
+def offloaded(setup, role, folder, target, assistant):
+    """The two models, of which those of the role are offloaded."""
+    pair = {"target": target, "assistant": assistant}
+    for name, model in pair.items():
+        if role in (name, "both"):
+            (folder / name).mkdir()
+            pair[name] = SETUPS[setup](model, folder / name)
+    return pair["target"], pair["assistant"]
+
+
 @pytest.mark.parametrize("layout", ["replay", "retained"])
 @pytest.mark.parametrize("role", ["target", "assistant", "both"])
 @pytest.mark.parametrize("setup", SETUPS)
@@ -46,12 +56,7 @@ def test_offloaded_models_give_the_same_tokens(tmp_path, setup, role, layout):
     target = tiny()
     assistant, inputs = noisy(target, EVEN_NOISE["llama"]), prompts([9, 4, 6])
     expected = target.generate(**inputs, **SETTINGS)
-    if role != "assistant":
-        (tmp_path / "target").mkdir()
-        target = SETUPS[setup](target, tmp_path / "target")
-    if role != "target":
-        (tmp_path / "assistant").mkdir()
-        assistant = SETUPS[setup](assistant, tmp_path / "assistant")
+    target, assistant = offloaded(setup, role, tmp_path, target, assistant)
     assert setup == "halves" or "meta" in {target.device.type, assistant.device.type}
     call = {**SETTINGS, "assistant_model": assistant, "num_assistant_tokens": 3, "layout": layout}
     for _ in range(2):
@@ -83,11 +88,6 @@ def test_offloaded_models_with_encoders(tmp_path, kind, setup, role):
     settings = {**SETTINGS, "repetition_penalty": 1.5, "return_dict_in_generate": True}
     expected = target.generate(**inputs, **settings).sequences
     assistant = noisy(target, 0.03)
-    if role != "assistant":
-        (tmp_path / "target").mkdir()
-        target = SETUPS[setup](target, tmp_path / "target")
-    if role != "target":
-        (tmp_path / "assistant").mkdir()
-        assistant = SETUPS[setup](assistant, tmp_path / "assistant")
+    target, assistant = offloaded(setup, role, tmp_path, target, assistant)
     output = hf_exactassist.generate(target, **inputs, **settings, assistant_model=assistant)
     assert torch.equal(output.sequences, expected) and output.assist_stats.accepted
