@@ -131,11 +131,13 @@ def counted(model):
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_are_read_once_per_model(kind):
     inputs, settings = prompts(kind, (2, 1)), {"max_new_tokens": TOKENS, "do_sample": False, "eos_token_id": None}
+    # made before anything is counted: a copy of a model has copies of its hooks
+    model, other = shown_tiny(kind), relative(kind)
     # hooks are a new setting for the probes, which show the models no images
-    with counted(shown_tiny(kind)) as target, counted(relative(kind)) as assistant:
-        hf_exactassist.generate(shown_tiny(kind), **inputs, **settings, **assisted(kind))
+    with counted(model) as target, counted(other) as assistant:
+        hf_exactassist.generate(model, **inputs, **settings, **assisted(kind))
         assert len(target) == len(assistant) == 1
-        hf_exactassist.generate(shown_tiny(kind), **inputs, **settings, **assisted(kind, text_assistant()))
+        hf_exactassist.generate(model, **inputs, **settings, **assisted(kind, text_assistant()))
         assert (len(target), len(assistant)) == (2, 1)
 
 
