@@ -108,9 +108,7 @@ def resolve_drafter(
     warpers = own_settings(own.generation_config)
     if shared is None:
         pair = pair_of(*sizes, tokenizer, assistant_tokenizer)
-        return OtherTokenizerDrafter(
-            assistant_model, pair.vocabulary_map, pair.new_transcript, warpers, float(threshold)
-        ), schedule
+        return OtherTokenizerDrafter(assistant_model, pair, warpers, float(threshold)), schedule
     drafter = AssistantModelDrafter(
         assistant_model,
         shared,

@@ -1,8 +1,8 @@
-"""A model with another tokenizer drafts: over the tokens that both have, reading the text in its own."""
+"""A model with another tokenizer drafts: over the tokens that both have, or in text of its own that is respelled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,25 +10,36 @@ from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArgument
 from ..records import Commit, Draft
-from ..vocabulary.mapping import VocabularyMap
-from ..vocabulary.transcript import Transcript
+from ..state.processors import ProcessorPipeline
+from ..verification.distributions import probabilities
+from ..vocabulary.admission import TokenizerPair
+from ..vocabulary.respelling import text_of
 from .assistant_model import AssistantModelDrafter
 from .base import DraftingContext
+from .ways import Ways
+
+
+# what one token costs the assistant is the same either way
+TOKENS, TEXT = "tokens", "text"
 
 
 class OtherTokenizerDrafter(AssistantModelDrafter):
     """Drafts with an assistant model whose tokens are other pieces of the same text.
 
-    Its law becomes a law over tokens that both have, from which drafts are drawn: a token of its own that the target
-    lacks counts for the one it begins with (contract 0x06J, 0x06K). What it reads is the published text in its own
-    tokens. Only its logits are taken; the model is not changed.
+    What it reads is the published text in its own tokens. Only its logits are taken; the model is not changed. A row
+    drafts in one of two ways, the one whose drafts were accepted further of late:
+
+    * `"tokens"`: the assistant's law becomes a law over tokens that both have, from which drafts are drawn; a token of
+      its own that the target lacks counts for the one it begins with (contract 0x06J, 0x06K).
+    * `"text"`: the assistant goes on with its likeliest tokens, and what they say is drafted in the target's tokens,
+      as point masses. Not where processors remember, which cannot be asked about tokens known only at the end.
 
     Args:
         model (`PreTrainedModel`): an admitted model.
-        vocabulary_map (`VocabularyMap`): which tokens stand for the same.
-        new_transcript (`Callable[[], Transcript]`): makes an empty transcript for a row.
+        pair (`TokenizerPair`): the two tokenizers.
         warper_settings (`dict[str, Any]`, *optional*): see [`AssistantModelDrafter`].
         confidence_threshold (`float`): see [`AssistantModelDrafter`].
+        ways (`Sequence[str]`): the ways to choose from.
     """
 
     goes_back = True
@@ -36,27 +47,34 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
     def __init__(
         self,
         model: PreTrainedModel,
-        vocabulary_map: VocabularyMap,
-        new_transcript: Callable[[], Transcript],
+        pair: TokenizerPair,
         warper_settings: dict[str, Any] | None = None,
         confidence_threshold: float = 0.0,
+        ways: Sequence[str] = (TOKENS, TEXT),
     ) -> None:
-        mapped = torch.zeros(vocabulary_map.target_size, dtype=torch.bool, device="cpu")
-        mapped[vocabulary_map.target] = True
+        self.vocabulary_map = pair.vocabulary_map
+        mapped = torch.zeros(self.vocabulary_map.target_size, dtype=torch.bool, device="cpu")
+        mapped[self.vocabulary_map.target] = True
         super().__init__(model, mapped, warper_settings=warper_settings, confidence_threshold=confidence_threshold)
-        self.vocabulary_map = vocabulary_map
-        self._new_transcript = new_transcript
+        self.ways = tuple(ways)
+        self._pair = pair
+        self._ordinary = torch.zeros(self.vocabulary_map.assistant_size, dtype=torch.bool, device="cpu")
+        self._ordinary[[token for token in pair.assistant.text if token < len(self._ordinary)]] = True
 
     def start(self, context: DraftingContext) -> None:
         """See [`Drafter.start`]."""
         super().start(context)
         rows = context.rows
-        self._transcripts = [self._new_transcript() for _ in range(rows.batch)]
+        self._transcripts = [self._pair.new_transcript() for _ in range(rows.batch)]
         # columns of each row that its transcript has
         self._told = [0] * rows.batch
         # of each row, the assistant tokens in its cache, and the padding before them
         self._written: dict[int, list[int]] = {}
         self._pads: dict[int, int] = {}
+        self._ways = Ways([TOKENS] if self._processors.asks_caller else self.ways)
+        # rows that were asked for a draft, and of these, those that go on in text
+        self._asked: list[int] = []
+        self._saying: list[int] = []
 
     def describe(self) -> dict[str, Any]:
         """See [`Drafter.describe`]."""
@@ -65,14 +83,77 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
     @torch.no_grad()
     def propose(self, lengths: Sequence[int]) -> Draft:
         """See [`Drafter.propose`]. Rows in the middle of a character get no draft."""
-        rows = self.context.rows
-        for row in rows.active:
+        active = self.context.rows.active
+        for row in active:
             self._tell(row)
-        ready = [wanted if self._is_readable(row) else 0 for row, wanted in zip(rows.active, lengths, strict=True)]
-        return super().propose(ready)
+        ready = [wanted if self._is_readable(row) else 0 for row, wanted in zip(active, lengths, strict=True)]
+        self._asked = [row for row, wanted in zip(active, ready, strict=True) if wanted > 0]
+        self._saying = [row for row in self._asked if self._ways.choose(row) == TEXT]
+        # the assistant's own likeliest tokens, and whether a row's text ends with them
+        self._said: list[torch.Tensor] = []
+        self._said_last: list[torch.Tensor] = []
+        draft = super().propose(ready)
+        return self._with_text(draft, ready) if self._saying and self._said else draft
 
     def observe(self, commit: Commit) -> None:
         """See [`Drafter.observe`]. What was fed is compared with the text when it is read on."""
+        for row, accepted in zip(commit.rows, commit.accepted, strict=True):
+            if row in self._asked:
+                self._ways.observe(row, accepted)
+        self._asked = []
+
+    def _with_text(self, draft: Draft, wanted: Sequence[int]) -> Draft:
+        """The draft with the rows that went on in text replaced by what they said."""
+        rows, device = self.context.rows, draft.tokens.device
+        said, last = torch.stack(self._said, dim=1).tolist(), torch.stack(self._said_last, dim=1).tolist()
+        drafts = [tokens[:count] for tokens, count in zip(draft.tokens.tolist(), draft.lengths, strict=True)]
+        steps = [min(count, room, len(self._said)) for count, room in zip(wanted, self._room(), strict=True)]
+        for i, row in enumerate(rows.active):
+            if row in self._saying:
+                ends = next((at + 1 for at in range(steps[i]) if last[i][at]), steps[i])
+                drafts[i] = self._respelled(row, said[i][:ends])[: wanted[i]]
+        lengths = tuple(map(len, drafts))
+        width = max(lengths)
+        tokens = torch.tensor([new + [0] * (width - len(new)) for new in drafts], device=device, dtype=torch.long)
+        if draft.probs is None:
+            return Draft(tokens, lengths)
+        probs = draft.probs.new_zeros(len(drafts), width, draft.probs.shape[-1])
+        shared = min(width, draft.probs.shape[1])
+        probs[:, :shared] = draft.probs[:, :shared]
+        here = [i for i, row in enumerate(rows.active) if row in self._saying]
+        # taken as they are: point masses
+        probs[here] = torch.nn.functional.one_hot(tokens[here], probs.shape[-1]).to(probs.dtype)
+        return Draft(tokens, lengths, probs)
+
+    def _respelled(self, row: int, said: list[int]) -> list[int]:
+        """The target's tokens for what the assistant says after a row's text; a special token may be the last."""
+        ended = bool(said) and not self._ordinary[said[-1]]
+        text, words = self._transcripts[row].text, said[: len(said) - ended]
+        new = self._pair.respelling.tokens(text, text_of(self._pair.assistant, words, first=not text), ended)
+        if ended:
+            new.append(int(self.vocabulary_map.leads_to[said[-1]]))
+        # a tokenizer may know more tokens than the model has
+        return new[: next((i for i, token in enumerate(new) if not 0 <= token < self.context.vocabulary), len(new))]
+
+    def _score(
+        self, processors: ProcessorPipeline, logits: torch.Tensor, lengths: Sequence[int], going: Sequence[int]
+    ) -> torch.Tensor:
+        if self._saying:
+            own = logits[:, -1, : self.vocabulary_map.assistant_size].to(self.context.rows.ids.device)
+            self._said.append(own.argmax(dim=-1))
+            ends = ~self._ordinary.to(own.device)[self._said[-1]]
+            if self.confidence_threshold:
+                ends |= probabilities(own).amax(dim=-1) < self.confidence_threshold
+            self._said_last.append(ends)
+        return super()._score(processors, logits, lengths, going)
+
+    def _ends_draft(self, token: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        ends = super()._ends_draft(token, scores)
+        return torch.where(self._are_saying(ends.device), self._said_last[-1], ends) if self._saying else ends
+
+    def _are_saying(self, device: torch.device) -> torch.Tensor:
+        """Of the active rows, those that go on in text."""
+        return torch.tensor([row in self._saying for row in self.context.rows.active], device=device)
 
     def _tell(self, row: int) -> None:
         """Adds what has been published to a row's transcript."""
@@ -130,6 +211,8 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
     def _feed(self, token: torch.Tensor, starts: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
         active = self.context.rows.active
         tokens = self.vocabulary_map.to_assistant(token).clamp_min(0)
+        if self._saying:
+            tokens = torch.where(self._are_saying(tokens.device), self._said[-1], tokens)
         texts = [self._written[row] for row in active]
         logits = self._forward(tokens[:, None], starts, counts)
         fed = zip(texts, tokens.tolist(), counts, strict=True)

@@ -12,6 +12,7 @@ import torch
 from ..errors import DifferentVocabularies
 from .mapping import VocabularyMap, build_map
 from .pieces import Pieces, pieces_of
+from .respelling import Respelling
 from .transcript import Encode, Joins, Transcript
 
 
@@ -34,12 +35,14 @@ class TokenizerPair:
         assistant (`Pieces`): the assistant's.
         vocabulary_map (`VocabularyMap`): which tokens stand for the same.
         new_transcript (`Callable[[], Transcript]`): makes an empty transcript for a row.
+        respelling (`Respelling`): the target's tokens for text of the assistant's.
     """
 
     target: Pieces
     assistant: Pieces
     vocabulary_map: VocabularyMap
     new_transcript: Callable[[], Transcript]
+    respelling: Respelling
 
 
 def shared_tokens(
@@ -116,6 +119,7 @@ def pair_of(target_size: int, assistant_size: int, tokenizer: Any, assistant_tok
             assistant,
             build_map(target, assistant, target_size, assistant_size),
             lambda: Transcript(target, assistant, joins, encode, opening),
+            Respelling(target, _encoder(tokenizer)),
         )
         built[assistant_tokenizer] = (state, pair)
     return built[assistant_tokenizer][1]

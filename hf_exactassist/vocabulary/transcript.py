@@ -89,6 +89,11 @@ class Transcript:
         self._ends: list[int] = []
         self._begun = False
 
+    @property
+    def text(self) -> str:
+        """The text after the last special token."""
+        return self._text
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Adds target tokens."""
         said = self.pending
@@ -132,7 +137,7 @@ class Transcript:
             self.whole_encodings += 1
             self._ends = []
             ids = self._encode(text)
-            ends = self._ends_of(ids, text)
+            ends = ends_of(self._assistant, ids, text)
             self.lossy += ends is None
             # without ends nothing is ever kept, and the whole is encoded again
             self.tokens[self._first :], self._ends = ids, ends or []
@@ -150,7 +155,7 @@ class Transcript:
         if count > len(self._ends) or self._ends[count - 1] != kept:
             return False
         ids = self._encode(window)
-        ends = self._ends_of(ids, window)
+        ends = ends_of(self._assistant, ids, window)
         if ends is None:
             return False
         offset = len(text[:before].encode())
@@ -161,15 +166,16 @@ class Transcript:
         self._ends[count:] = [end + offset for end in ends[new:]]
         return True
 
-    def _ends_of(self, ids: Sequence[int], text: str) -> list[int] | None:
-        """Where each token ends in a text, in bytes; `None` if they do not stand for it."""
-        pieces = [self._assistant.text.get(token, b"") for token in ids]
-        said = b"".join(pieces)
-        # an encoding may put a space of its own in front
-        own = 0 if said == text.encode() else 1
-        if own and said != b" " + text.encode():
-            return None
-        return [end - own for end in itertools.accumulate(map(len, pieces))]
+
+def ends_of(pieces: Pieces, ids: Sequence[int], text: str) -> list[int] | None:
+    """Where each token of an encoding ends in its text, in bytes; `None` if they do not stand for it."""
+    parts = [pieces.text.get(token, b"") for token in ids]
+    said = b"".join(parts)
+    # an encoding may put a space of its own in front
+    own = 0 if said == text.encode() else 1
+    if own and said != b" " + text.encode():
+        return None
+    return [end - own for end in itertools.accumulate(map(len, parts))]
 
 
 def _decoded(said: bytes, last: bool) -> tuple[str, bytes]:
