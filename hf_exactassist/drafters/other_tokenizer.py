@@ -46,6 +46,17 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
         super().__init__(model, mapped, warper_settings=warper_settings, confidence_threshold=confidence_threshold)
         self.vocabulary_map = vocabulary_map
         self._new_transcript = new_transcript
+        self._transcripts: list[Transcript] = []
+
+    @property
+    def text_realignments(self) -> int:
+        """See [`Drafter.text_realignments`]. A row's first encoding is always a whole one."""
+        return sum(max(transcript.whole_encodings - 1, 0) for transcript in self._transcripts)
+
+    @property
+    def lossy_alignments(self) -> int:
+        """See [`Drafter.lossy_alignments`]."""
+        return sum(transcript.lossy for transcript in self._transcripts)
 
     def start(self, context: DraftingContext) -> None:
         """See [`Drafter.start`]."""
