@@ -107,14 +107,15 @@ def _tokens(loaded: loading.Loaded) -> dict[str, Any]:
     sizes = compat.head_size(loaded.target), compat.head_size(loaded.assistant)
     ours, theirs = loaded.tokenizer, loaded.assistant_tokenizer
     result: dict[str, Any] = {
-        "compared": "head sizes" if ours is None or theirs is None else "tokenizers",
+        "compared": "head sizes and special tokens" if ours is None or theirs is None else "tokenizers",
         "shared": 0,
         "of": sizes[0],
         "mapped": False,
         "not_mapped": [],
     }
     try:
-        shared_here = shared_tokens(*sizes, ours, theirs)
+        declared = compat.declared_tokens(loaded.target), compat.declared_tokens(loaded.assistant)
+        shared_here = shared_tokens(*sizes, ours, theirs, *declared)
         if shared_here is None:
             pair = pair_of(*sizes, ours, theirs)
             mapped = set(pair.vocabulary_map.assistant.tolist())
@@ -218,7 +219,7 @@ def _token_line(report: dict[str, Any]) -> str:
     if tokens["mapped"]:
         others = ", ".join(map(repr, tokens["not_mapped"]))
         return f"another tokenizer, {shared}" + (f"; of the assistant's own, not {others}, ..." if others else "")
-    if tokens["compared"] == "head sizes":
+    if tokens["compared"] != "tokenizers":
         without = " and ".join(f"the {role}" for role in ("target", "assistant") if not report[role]["tokenizer"])
-        return f"{shared} (no tokenizer for {without}: only the sizes of the heads were compared)"
+        return f"{shared} (no tokenizer for {without}: only the heads' sizes and special tokens were compared)"
     return f"{'the same map' if tokens['same_map'] else 'maps agree where they overlap'}, {shared}"

@@ -66,7 +66,7 @@ def test_an_assistant_without_tokenizer_is_compared_by_size(exactassist, folders
         shutil.copy(folders.assistant / name, tmp_path / name)
     done = exactassist("check", "-t", folders.target, "-a", tmp_path)
     assert done.code == 0, done.err
-    assert "no tokenizer for the assistant: only the sizes of the heads were compared" in done.out
+    assert "no tokenizer for the assistant: only the heads' sizes and special tokens were compared" in done.out
 
 
 def test_folders_without_a_tokenizer(exactassist, folders, tmp_path):
@@ -81,9 +81,9 @@ def test_folders_without_a_tokenizer(exactassist, folders, tmp_path):
     both = ("-t", tmp_path / "target", "-a", tmp_path / "assistant")
     done = exactassist("check", *both)
     assert done.code == 0, done.err
-    assert "no tokenizer for the target and the assistant: only the sizes" in done.out
+    assert "no tokenizer for the target and the assistant: only the heads' sizes" in done.out
     report = json.loads(exactassist("check", *both, "--json").out)
-    assert report["tokens"]["compared"] == "head sizes" and not report["target"]["tokenizer"]
+    assert report["tokens"]["compared"] == "head sizes and special tokens" and not report["target"]["tokenizer"]
     assert json.loads(exactassist("check", *folders.arguments, "--json").out)["target"]["tokenizer"]
     refused = exactassist("generate", *both, "who")
     assert refused.code == 1 and "save it beside the model with `tokenizer.save_pretrained`" in refused.err
@@ -134,3 +134,15 @@ def test_a_missing_model_is_one_line(exactassist):
     done = exactassist("check", "--target", "./missing")
     assert (done.code, done.out) == (1, "")
     assert "does not exist" in done.err and done.err.count("\n") == 1
+
+
+def test_models_that_agree_on_no_special_token_are_refused_without_tokenizers(exactassist, folders, tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 256}
+    GPT2LMHeadModel(GPT2Config(vocab_size=300, bos_token_id=7, eos_token_id=8, **sizes)).save_pretrained(tmp_path)
+    done = exactassist("check", "-t", folders.target, "-a", tmp_path)
+    assert done.code == 1 and "Tokens: not shared" in done.out and "agree on no special token" in done.out
+    shutil.copy(folders.target / "tokenizer.json", tmp_path / "tokenizer.json")
+    shutil.copy(folders.target / "tokenizer_config.json", tmp_path / "tokenizer_config.json")
+    assert exactassist("check", "-t", folders.target, "-a", tmp_path).code == 0
