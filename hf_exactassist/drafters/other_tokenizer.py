@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ..errors import UnsupportedArgument
 from ..records import Commit, Draft
 from ..vocabulary.mapping import VocabularyMap
-from ..vocabulary.transcript import Transcript
+from ..vocabulary.transcript import Transcript, common_length
 from .assistant_model import AssistantModelDrafter
 from .base import DraftingContext
 
@@ -124,9 +124,8 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
             self._pads = {row: width - len(text) for row, text in zip(active, texts, strict=True)}
             self._note(active, texts)
             return logits
-        starts = [
-            min(_common(self._written[row], text), len(text) - 1) for row, text in zip(active, texts, strict=True)
-        ]
+        common = [common_length(self._written[row], text) for row, text in zip(active, texts, strict=True)]
+        starts = [min(kept, len(text) - 1) for kept, text in zip(common, texts, strict=True)]
         counts = [len(text) - start for text, start in zip(texts, starts, strict=True)]
         width = max(counts)
         lines = [[0] * (width - count) + text[-count:] for text, count in zip(texts, counts, strict=True)]
@@ -157,10 +156,3 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
             f"An assistant with another tokenizer reads text alone, and {type(self.model).__name__} would read the "
             f"{', '.join(sorted(shown))} of this call: use one with the target's tokenizer, or one of text alone."
         )
-
-
-def _common(written: Sequence[int], text: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(written, text, strict=False)) if a != b), min(len(written), len(text))
-    )

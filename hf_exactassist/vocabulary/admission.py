@@ -152,6 +152,12 @@ def pair_of(target_size: int, assistant_size: int, tokenizer: Any, assistant_tok
     return built[assistant_tokenizer][1]
 
 
+def as_read(tokenizer: Any, text: str) -> list[int]:
+    """A text in tokens, behind what the tokenizer puts before every text, and with nothing after it."""
+    encode = _encoder(tokenizer)
+    return [*_opening(tokenizer, encode), *encode(text)]
+
+
 def _encoder(tokenizer: Any) -> Encode:
     return lambda text: tokenizer.encode(text, add_special_tokens=False)
 
