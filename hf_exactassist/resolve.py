@@ -97,7 +97,8 @@ def resolve_drafter(
     admission.require(assistant_model, "assistant")
     settings = Settings(settings.kwargs, (*settings.configs, own.generation_config))
     sizes = compat.head_size(model), compat.head_size(assistant_model)
-    shared = shared_tokens(*sizes, tokenizer, assistant_tokenizer)
+    declared = compat.declared_tokens(model), compat.declared_tokens(assistant_model)
+    shared = shared_tokens(*sizes, tokenizer, assistant_tokenizer, *declared)
     threshold = settings.get("assistant_confidence_threshold", 0.0)
     if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
         raise InvalidArgument(f"`assistant_confidence_threshold` must lie between 0 and 1, got {threshold!r}.")

@@ -170,6 +170,8 @@ class Session:
             self.rows.state.stats,
             target_forwards=self.scorer.target.forwards,
             draft_forwards=self.drafter.forwards,
+            text_realignments=self.drafter.text_realignments,
+            lossy_alignments=self.drafter.lossy_alignments,
             serial=self.serial,
             in_step=self._in_step,
         )

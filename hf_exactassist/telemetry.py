@@ -23,6 +23,9 @@ class AssistStats:
         draft_forwards (`int`): assistant forward passes, its prefill included; 0 for drafters without a model.
         near_ties (`int`): greedily published tokens whose two best scores lie within two units in the last place of a
             half-precision target: there a block can round to another token than plain `generate`.
+        text_realignments (`int`): how often an assistant with another tokenizer encoded a row's text, or what stands
+            behind its last special token, from the beginning again; the first time of each row is not counted.
+        lossy_alignments (`int`): how often its tokens did not stand for the text they were made of.
         serial (`str`, *optional*): why the target was decoded token by token, if drafts cannot help it.
         in_step (`str`, *optional*): what made all rows of the batch publish equally many tokens a round, if anything
             did: a processor or criterion with one memory for the whole batch.
@@ -37,6 +40,8 @@ class AssistStats:
     target_forwards: int = 0
     draft_forwards: int = 0
     near_ties: int = 0
+    text_realignments: int = 0
+    lossy_alignments: int = 0
     serial: str | None = None
     in_step: str | None = None
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import loading
-from .console import one_line, quiet_libraries, reports_errors, working
+from .console import UsageError, one_line, quiet_libraries, reports_errors, working
+from .sample import read_sample
 
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+# more tells little more, and logits of large vocabularies fill memory
+_MOST_TOKENS = 512
 
 
 @reports_errors
@@ -23,6 +30,14 @@ def check(
     device: loading.Device = None,
     attn_implementation: loading.Attention = None,
     trust_remote_code: loading.TrustRemoteCode = False,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text that both models read to see what can be drafted; its first 2000 characters count.",
+            show_default="a short sample",
+        ),
+    ] = None,
     as_json: loading.AsJson = False,
     debug: loading.Debug = False,
 ) -> None:
@@ -30,11 +45,15 @@ def check(
 
     With --target alone, only that model is checked, as prompt lookup would use it.
     """
+    with_assistant = assistant is not None or target is None
+    if text is not None and not with_assistant:
+        raise UsageError("--text is read by both models: name an --assistant.")
+    sample = read_sample(text)
     with quiet_libraries(debug):
         loaded = loading.load(
             target,
             assistant,
-            with_assistant=assistant is not None or target is None,
+            with_assistant=with_assistant,
             with_tokenizer=False,
             dtype=dtype,
             device=device,
@@ -43,6 +62,9 @@ def check(
         )
         with working("Scoring a few tokens in blocks and one by one"):
             report = examine(loaded)
+        if report["admitted"] and report["tokens"]:
+            with working("Reading a text with both models"):
+                report["tokens"]["coverage"] = measure(loaded, sample)
     if as_json:
         typer.echo(json.dumps(report))
     else:
@@ -107,14 +129,16 @@ def _tokens(loaded: loading.Loaded) -> dict[str, Any]:
     sizes = compat.head_size(loaded.target), compat.head_size(loaded.assistant)
     ours, theirs = loaded.tokenizer, loaded.assistant_tokenizer
     result: dict[str, Any] = {
-        "compared": "head sizes" if ours is None or theirs is None else "tokenizers",
+        "compared": "head sizes and special tokens" if ours is None or theirs is None else "tokenizers",
         "shared": 0,
         "of": sizes[0],
         "mapped": False,
         "not_mapped": [],
+        "coverage": None,
     }
     try:
-        shared_here = shared_tokens(*sizes, ours, theirs)
+        declared = compat.declared_tokens(loaded.target), compat.declared_tokens(loaded.assistant)
+        shared_here = shared_tokens(*sizes, ours, theirs, *declared)
         if shared_here is None:
             pair = pair_of(*sizes, ours, theirs)
             mapped = set(pair.vocabulary_map.assistant.tolist())
@@ -133,6 +157,41 @@ def _tokens(loaded: loading.Loaded) -> dict[str, Any]:
         return {**result, "same_map": False, "reason": one_line(error)}
     same = ours is not None and theirs is not None and ours.get_vocab() == theirs.get_vocab()
     return {**result, "shared": shared, "same_map": same, "reason": ""}
+
+
+def measure(loaded: loading.Loaded, text: str) -> dict[str, Any] | None:
+    """What of two models' probability can be drafted, on a text.
+
+    Args:
+        loaded (`Loaded`): an admitted pair.
+        text (`str`): the text.
+
+    Returns:
+        `dict[str, Any]`, *optional*: the fields of [`~hf_exactassist.vocabulary.coverage.Coverage`]; `None` for a
+        target without a tokenizer, or with one that makes nothing of the text, and for models run token by token.
+    """
+    from ..models import compat
+    from ..models.admission import admit
+    from ..vocabulary.admission import as_read, pair_of, shared_tokens
+    from ..vocabulary.coverage import coverage, readings, shared_map, shared_readings
+
+    assert loaded.assistant is not None
+    if any(admit(model).strategy.startswith("serial") for model in (loaded.target, loaded.assistant)):
+        # blocks would be scored in another way, and drafts help neither
+        return None
+    ids = [] if loaded.tokenizer is None else as_read(loaded.tokenizer, text)[:_MOST_TOKENS]
+    if not ids:
+        return None
+    sizes = compat.head_size(loaded.target), compat.head_size(loaded.assistant)
+    tokenizers = loaded.tokenizer, loaded.assistant_tokenizer
+    shared = shared_tokens(*sizes, *tokenizers)
+    if shared is None:
+        pair = pair_of(*sizes, *tokenizers)
+        found = coverage(loaded.target, loaded.assistant, ids, readings(ids, pair), pair.vocabulary_map)
+    else:
+        events = shared_map(shared, sizes[1])
+        found = coverage(loaded.target, loaded.assistant, ids, shared_readings(ids, shared), events)
+    return asdict(found)
 
 
 def _settings(loaded: loading.Loaded) -> list[str]:
@@ -180,6 +239,8 @@ def _show(report: dict[str, Any]) -> None:
     tokens = report["tokens"]
     if tokens is not None:
         console.print(Text(f"Tokens: {_token_line(report)}"), soft_wrap=True)
+        for line in _coverage_lines(tokens["coverage"]):
+            console.print(Text(line), soft_wrap=True)
         console.print(Text(f"Parameter ratio: {report['parameter_ratio']:.3g} (assistant to target)"), soft_wrap=True)
     elif report["admitted"]:
         console.print("No assistant: drafts can come from the text itself (--prompt-lookup N).", soft_wrap=True)
@@ -218,7 +279,19 @@ def _token_line(report: dict[str, Any]) -> str:
     if tokens["mapped"]:
         others = ", ".join(map(repr, tokens["not_mapped"]))
         return f"another tokenizer, {shared}" + (f"; of the assistant's own, not {others}, ..." if others else "")
-    if tokens["compared"] == "head sizes":
+    if tokens["compared"] != "tokenizers":
         without = " and ".join(f"the {role}" for role in ("target", "assistant") if not report[role]["tokenizer"])
-        return f"{shared} (no tokenizer for {without}: only the sizes of the heads were compared)"
+        return f"{shared} (no tokenizer for {without}: only the heads' sizes and special tokens were compared)"
     return f"{'the same map' if tokens['same_map'] else 'maps agree where they overlap'}, {shared}"
+
+
+def _coverage_lines(coverage: dict[str, Any] | None) -> list[str]:
+    if coverage is None:
+        return []
+    lines = [f"Coverage: {coverage['mapped_mass']:.1%} of the target's probability is on tokens that can be drafted"]
+    if coverage["expected_acceptance"] is None:
+        return [*lines, "Expected acceptance: unknown, as the assistant can read nothing of the text"]
+    leads, exact = coverage["assistant_mass"], coverage["assistant_exact_mass"]
+    lines[0] += f"; {leads:.1%} of the assistant's leads to one, {exact:.1%} is on the same token"
+    places = f"temperature 1, {coverage['positions']} places of the text"
+    return [*lines, f"Expected acceptance: {coverage['expected_acceptance']:.1%} of first draft tokens ({places})"]

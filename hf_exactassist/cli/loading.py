@@ -151,7 +151,11 @@ def load(
         from transformers import AutoTokenizer
 
         try:
-            return AutoTokenizer.from_pretrained(_checkpoint(role, name), **shared)
+            tokenizer = AutoTokenizer.from_pretrained(_checkpoint(role, name), **shared)
+            if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
+                # some classes are made without any files
+                raise ValueError("it has special tokens alone")
+            return tokenizer
         except CommandError:
             raise
         except Exception as error:
@@ -164,7 +168,7 @@ def load(
         try:
             return tokens(role, name)
         except CommandError:
-            # without it the sizes of the heads are compared, as in the library
+            # without it the sizes of the heads and the special tokens are compared, as in the library
             return None
 
     # before the model, which takes longer

@@ -34,7 +34,7 @@ def read_prompts(arguments: Sequence[str], file: Path | None) -> list[str]:
     if file is None and sys.stdin.isatty():
         raise UsageError("No prompts: give them as arguments, with --file, or on stdin (one a line).")
     source = "stdin" if file is None or str(file) == "-" else str(file)
-    text = _read(None if source == "stdin" else Path(source))
+    text = read_text(None if source == "stdin" else Path(source))
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     prompts = _from_json(lines, source) if source.endswith(".jsonl") else [line.rstrip("\r") for _, line in lines]
     if not prompts:
@@ -42,9 +42,21 @@ def read_prompts(arguments: Sequence[str], file: Path | None) -> list[str]:
     return prompts
 
 
-def _read(file: Path | None) -> str:
+def read_text(file: Path | None, longest: int = -1) -> str:
+    """The text of a file, or of stdin, or its first characters.
+
+    Args:
+        file (`Path`, *optional*): a UTF-8 file; stdin by default.
+        longest (`int`): characters to read at most; all by default.
+
+    Raises:
+        UsageError: it cannot be read or is not UTF-8.
+    """
     try:
-        return sys.stdin.read() if file is None else file.read_text(encoding="utf-8-sig")
+        if file is None:
+            return sys.stdin.read(longest)
+        with file.open(encoding="utf-8-sig") as opened:
+            return opened.read(longest)
     except UnicodeDecodeError as error:
         where = "stdin" if file is None else str(file)
         raise UsageError(f"{where} is not UTF-8 text (byte {error.start}): convert it first.") from error

@@ -69,6 +69,16 @@ class Drafter(CandidateGenerator):
     # whether how much work a drawn draft takes depends on what is drawn
     stops_early: bool = False
 
+    @property
+    def text_realignments(self) -> int:
+        """How often a row's text had to be encoded again from its beginning; 0 for drafters that read tokens."""
+        return 0
+
+    @property
+    def lossy_alignments(self) -> int:
+        """How often an encoding did not stand for its text; 0 for drafters that read tokens."""
+        return 0
+
     def start(self, context: DraftingContext) -> None:
         """Prepares for a new call; whatever an earlier call left is forgotten."""
         self.context = context

@@ -14,6 +14,7 @@ from ..state.processors import ProcessorPipeline
 from ..verification.distributions import probabilities
 from ..vocabulary.admission import TokenizerPair
 from ..vocabulary.respelling import text_of
+from ..vocabulary.transcript import Transcript, common_length
 from .assistant_model import AssistantModelDrafter
 from .base import DraftingContext
 from .ways import Ways
@@ -60,6 +61,17 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
         self._pair = pair
         self._ordinary = torch.zeros(self.vocabulary_map.assistant_size, dtype=torch.bool, device="cpu")
         self._ordinary[[token for token in pair.assistant.text if token < len(self._ordinary)]] = True
+        self._transcripts: list[Transcript] = []
+
+    @property
+    def text_realignments(self) -> int:
+        """See [`Drafter.text_realignments`]. A row's first encoding is always a whole one."""
+        return sum(max(transcript.whole_encodings - 1, 0) for transcript in self._transcripts)
+
+    @property
+    def lossy_alignments(self) -> int:
+        """See [`Drafter.lossy_alignments`]."""
+        return sum(transcript.lossy for transcript in self._transcripts)
 
     def start(self, context: DraftingContext) -> None:
         """See [`Drafter.start`]."""
@@ -194,9 +206,8 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
             self._pads = {row: width - len(text) for row, text in zip(active, texts, strict=True)}
             self._note(active, texts)
             return logits
-        starts = [
-            min(_common(self._written[row], text), len(text) - 1) for row, text in zip(active, texts, strict=True)
-        ]
+        common = [common_length(self._written[row], text) for row, text in zip(active, texts, strict=True)]
+        starts = [min(kept, len(text) - 1) for kept, text in zip(common, texts, strict=True)]
         counts = [len(text) - start for text, start in zip(texts, starts, strict=True)]
         width = max(counts)
         lines = [[0] * (width - count) + text[-count:] for text, count in zip(texts, counts, strict=True)]
@@ -229,10 +240,3 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
             f"An assistant with another tokenizer reads text alone, and {type(self.model).__name__} would read the "
             f"{', '.join(sorted(shown))} of this call: use one with the target's tokenizer, or one of text alone."
         )
-
-
-def _common(written: Sequence[int], text: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(written, text, strict=False)) if a != b), min(len(written), len(text))
-    )

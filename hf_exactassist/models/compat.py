@@ -161,6 +161,27 @@ def head_size(model: PreTrainedModel) -> int:
     return head.out_features
 
 
+def declared_tokens(model: PreTrainedModel) -> dict[str, frozenset[Any]]:
+    """What a model's configurations say of its vocabulary.
+
+    Args:
+        model (`PreTrainedModel`): the model.
+
+    Returns:
+        `dict[str, frozenset]`: under `"model_type"` the type of the part that decodes text, and under each role such
+        as `"eos_token_id"` the ids that any configuration gives it; roles without an id in the head are left out.
+    """
+    size, config = head_size(model), text_config(model)
+    found = {"model_type": frozenset({config.model_type})}
+    for role in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        named = [getattr(part, role, None) for part in (config, model.config, model.generation_config)]
+        ids = {token for value in named for token in (value if isinstance(value, (list, tuple)) else [value])}
+        inside = frozenset(token for token in ids if isinstance(token, int) and 0 <= token < size)
+        if inside:
+            found[role] = inside
+    return found
+
+
 def takes_outliers_apart(model: PreTrainedModel) -> bool:
     """Whether 8-bit layers of bitsandbytes compute a column otherwise where any token of a forward is large in it."""
     layers = (module for module in model.modules() if type(module).__name__ == "Linear8bitLt")

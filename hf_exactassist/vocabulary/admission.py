@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,24 +46,33 @@ class TokenizerPair:
 
 
 def shared_tokens(
-    target_size: int, assistant_size: int, tokenizer: Any = None, assistant_tokenizer: Any = None
+    target_size: int,
+    assistant_size: int,
+    tokenizer: Any = None,
+    assistant_tokenizer: Any = None,
+    declared: Mapping[str, frozenset[Any]] | None = None,
+    assistant_declared: Mapping[str, frozenset[Any]] | None = None,
 ) -> torch.Tensor | None:
     """Which target tokens have the same id and mean the same to the assistant.
 
     With both tokenizers their token maps are compared: every id that both know must stand for the same token. Without,
-    the heads may differ by padding only.
+    the heads may differ by padding only, and the configurations must not speak against one vocabulary.
 
     Args:
         target_size (`int`): rows of the target's head.
         assistant_size (`int`): rows of the assistant's head.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the target's tokenizer.
         assistant_tokenizer (`PreTrainedTokenizerBase`, *optional*): the assistant's tokenizer.
+        declared (`Mapping[str, frozenset]`, *optional*): what the target's configurations say of its tokens, from
+            [`~hf_exactassist.models.compat.declared_tokens`].
+        assistant_declared (`Mapping[str, frozenset]`, *optional*): what the assistant's say.
 
     Returns:
         `torch.BoolTensor` of shape `(target_size,)`: tokens that may be drafted; `None` if the tokenizers differ.
 
     Raises:
-        DifferentVocabularies: there are no tokenizers to compare, and the heads do not look like one vocabulary.
+        DifferentVocabularies: there are no tokenizers to compare, and the heads or the configurations do not look
+            like one vocabulary.
     """
     shared = torch.arange(target_size, device="cpu") < min(target_size, assistant_size)
     if tokenizer is None or assistant_tokenizer is None:
@@ -72,6 +81,7 @@ def shared_tokens(
                 f"The heads have {target_size} and {assistant_size} rows, which is more than padding: target and "
                 "assistant seem to have different tokenizers. Pass both, as `tokenizer=` and `assistant_tokenizer=`."
             )
+        _check_declared(declared or {}, assistant_declared or {})
         return shared
     ours, theirs = tokenizer.get_vocab(), assistant_tokenizer.get_vocab()
     if ours != theirs:
@@ -83,6 +93,27 @@ def shared_tokens(
     known = torch.zeros_like(shared)
     known[[i for i in ours.values() if i < target_size]] = True
     return shared & known
+
+
+def _check_declared(ours: Mapping[str, frozenset[Any]], theirs: Mapping[str, frozenset[Any]]) -> None:
+    """Models of two types that give every role to other tokens hardly share ids; one thing in common is enough.
+
+    Any draft over the target's ids is exact: this keeps drafts from being useless, and nothing from being wrong.
+    """
+    both = [name for name in ours if name in theirs]
+    roles = [name for name in both if name != "model_type"]
+    if not roles or any(ours[name] & theirs[name] for name in both):
+        return
+    said = ", ".join(f"`{name}` {_listed(ours[name])} and {_listed(theirs[name])}" for name in roles)
+    types = " and ".join(map(_listed, (ours["model_type"], theirs["model_type"])))
+    raise DifferentVocabularies(
+        f"The configurations of target and assistant ({types}) agree on no special token: {said}. They seem to have "
+        "different tokenizers. Pass both, as `tokenizer=` and `assistant_tokenizer=`."
+    )
+
+
+def _listed(values: frozenset[Any]) -> str:
+    return "/".join(map(str, sorted(values)))
 
 
 # by target tokenizer, then by assistant tokenizer: what was built, and for which vocabularies and heads
@@ -123,6 +154,12 @@ def pair_of(target_size: int, assistant_size: int, tokenizer: Any, assistant_tok
         )
         built[assistant_tokenizer] = (state, pair)
     return built[assistant_tokenizer][1]
+
+
+def as_read(tokenizer: Any, text: str) -> list[int]:
+    """A text in tokens, behind what the tokenizer puts before every text, and with nothing after it."""
+    encode = _encoder(tokenizer)
+    return [*_opening(tokenizer, encode), *encode(text)]
 
 
 def _encoder(tokenizer: Any) -> Encode:

@@ -178,6 +178,12 @@ def ends_of(pieces: Pieces, ids: Sequence[int], text: str) -> list[int] | None:
     return [end - own for end in itertools.accumulate(map(len, parts))]
 
 
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 def _decoded(said: bytes, last: bool) -> tuple[str, bytes]:
     """The text of bytes, and the unfinished character at their end; what is no text at all becomes a mark for it."""
     for size in range(0, 4):

@@ -8,7 +8,9 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 import hf_exactassist
+from hf_exactassist.models.compat import declared_tokens
 from hf_exactassist.vocabulary.admission import shared_tokens
+from tests import tiny_multimodal
 from tests.tiny import prompts, tiny
 
 
@@ -84,3 +86,76 @@ def test_generate_compares_the_maps_it_is_given():
     plain = target.generate(**inputs, max_new_tokens=3, do_sample=False)
     ours = hf_exactassist.generate(target, **inputs, **arguments, assistant_tokenizer=tokenizer(FIFTY))
     assert ours.tolist() == plain.tolist()
+
+
+def declares(model_type, **roles):
+    named = {f"{role}_token_id": frozenset(ids) for role, ids in roles.items()}
+    return {"model_type": frozenset({model_type}), **named}
+
+
+LLAMA = declares("llama", bos={1}, eos={2})
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        declares("gpt2", bos={5}, eos={2, 7}),
+        declares("gpt2", eos={2}, pad={0}),
+        declares("gpt2", bos={1}, eos={9}),
+        declares("gpt2", pad={0}),
+        declares("gpt2"),
+        # a base model and one that was tuned for chats
+        declares("llama", bos={8}, eos={9}),
+    ],
+)
+def test_configurations_that_agree_on_anything_or_name_nothing_pass(theirs):
+    for given in ((LLAMA, theirs), (theirs, LLAMA)):
+        assert shared_ids(50, 50, None, tokenizer(FIFTY), *given) == list(range(50))
+    assert len(shared_ids(50, 50, None, None, LLAMA)) == 50
+
+
+@pytest.mark.parametrize("theirs", [declares("gpt2", bos={0}, eos={0, 9}), declares("gpt2", eos={3}, pad={2})])
+def test_models_of_two_types_that_agree_on_no_special_token_are_refused_by_name(theirs):
+    for given in ((LLAMA, theirs), (theirs, LLAMA)):
+        message = r"gpt2.*agree on no special token: .*`eos_token_id`.* Pass both, as `tokenizer=` and"
+        with pytest.raises(hf_exactassist.DifferentVocabularies, match=message):
+            shared_tokens(50, 50, tokenizer(FIFTY), None, *given)
+    # tokenizers say it better
+    assert shared_ids(50, 50, tokenizer(FIFTY), tokenizer(FIFTY), LLAMA, theirs) == list(range(50))
+
+
+def test_what_a_model_declares_of_its_tokens():
+    """From every configuration; a list, and ids that are not in the head."""
+    model = tiny(vocabulary=50)
+    assert declared_tokens(model) == declares("llama", bos={1}, eos={2}, pad={0})
+    model.generation_config.eos_token_id = [2, 7, 50]
+    model.config.bos_token_id = model.generation_config.bos_token_id = 50
+    model.generation_config.pad_token_id = model.config.pad_token_id = None
+    assert declared_tokens(model) == declares("llama", eos={2, 7})
+
+
+def test_the_part_that_decodes_text_declares_too():
+    model = tiny_multimodal.tiny("llava")
+    declared = declared_tokens(model)
+    assert (
+        declared["model_type"] == {model.config.get_text_config(decoder=True).model_type} != {model.config.model_type}
+    )
+    model.config.get_text_config(decoder=True).eos_token_id = 7
+    assert 7 in declared_tokens(model)["eos_token_id"]
+
+
+def test_generate_heeds_what_configurations_declare():
+    target, assistant = tiny(vocabulary=50), tiny("gpt2", vocabulary=50)
+    settings = {**prompts([4], vocabulary=50), "max_new_tokens": 3, "do_sample": False}
+    plain = target.generate(**settings).tolist()
+    assert hf_exactassist.generate(target, **settings, assistant_model=assistant).tolist() == plain
+    for config in (assistant.config, assistant.generation_config):
+        config.bos_token_id, config.eos_token_id, config.pad_token_id = 40, 41, 42
+    with pytest.raises(hf_exactassist.DifferentVocabularies, match="llama and gpt2.*`bos_token_id` 1 and 40"):
+        hf_exactassist.generate(target, **settings, assistant_model=assistant)
+    both = {"tokenizer": tokenizer(FIFTY), "assistant_tokenizer": tokenizer(FIFTY)}
+    assert hf_exactassist.generate(target, **settings, **both, assistant_model=assistant).tolist() == plain
+    relative = copy.deepcopy(target)
+    for config in (relative.config, relative.generation_config):
+        config.bos_token_id, config.eos_token_id, config.pad_token_id = 40, 41, 42
+    assert hf_exactassist.generate(target, **settings, assistant_model=relative).tolist() == plain

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 import hf_exactassist
+from hf_exactassist import AssistedDecoding
+from hf_exactassist.schedules import ConstantSchedule
 from tests.tiny import tiny
+from tests.vocabulary import test_law
 from tests.vocabulary.kinds import KINDS
 
 
@@ -125,3 +128,25 @@ def test_stop_strings_and_processors_work_on_the_targets_side():
     plain = ours.generate(**inputs, **settings)
     output = hf_exactassist.generate(ours, **inputs, **settings, assistant_tokenizer=other, assistant_model=theirs)
     assert output.tolist() == plain.tolist()
+
+
+def test_encodings_of_whole_texts_and_lossy_ones_are_counted():
+    """An assistant that cannot say "c" encodes a text with one anew each round; one that can, once."""
+    ids = torch.tensor([[3, 1, 1]])
+    settings = {"do_sample": False, "max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0}
+
+    def counted(name, rows=ids):
+        target, assistant = test_law.PAIRS[name]
+        theirs = test_law.model(assistant, 2)
+        loop = AssistedDecoding(test_law.drafter(target, assistant, theirs), ConstantSchedule(2))
+        given = {"attention_mask": torch.ones_like(rows), "custom_generate": loop, "return_dict_in_generate": True}
+        return test_law.model(target, 1).generate(rows, **given, **settings).assist_stats
+
+    one, two = counted("assistant within target"), counted("assistant within target", ids.repeat(2, 1))
+    assert one.rounds > 1
+    assert (one.text_realignments, one.lossy_alignments) == (one.rounds - 1, one.rounds)
+    assert (two.text_realignments, two.lossy_alignments) == (2 * one.text_realignments, 2 * one.lossy_alignments)
+    kept = counted("permuted ids", ids % 3)
+    assert kept.rounds > 1 and (kept.text_realignments, kept.lossy_alignments) == (0, 0)
+    total = one + two
+    assert (total.text_realignments, total.lossy_alignments) == (3 * one.rounds - 3, 3 * one.rounds)
