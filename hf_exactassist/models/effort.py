@@ -51,7 +51,7 @@ class Effort:
         size = sum(part.numel() * part.element_size() for part in parts.values())
         devices = {part.device.type for part in parts.values()} - {"meta"}
         machine = _ACCELERATOR if devices - {"cpu"} else _CPU
-        layers = len(compat.layer_windows(model)) or 1
+        layers = getattr(compat.text_config(model), "num_hidden_layers", 1)
         self._fixed = size * machine.byte + layers * machine.layer + machine.step
         self._each = weights * (machine.product if size >= 4 * weights else machine.short_product)
 
