@@ -22,6 +22,8 @@ from .ways import Ways
 
 # what one token costs the assistant is the same either way
 TOKENS, TEXT = "tokens", "text"
+# of shorter texts, nothing is left but what is held back
+_SHORTEST_TEXT = 3
 
 
 class OtherTokenizerDrafter(AssistantModelDrafter):
@@ -87,7 +89,7 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
         # text is as likely as the likeliest tokens are: begun with where these are what is wanted
         ways = sorted(self.ways, key=[TOKENS, TEXT].index, reverse=not draws)
         self._ways = Ways([TOKENS] if self._processors.asks_caller else ways)
-        # rows that were asked for a draft, and of these, those that go on in text
+        # rows that have a choice in this round, and of these, those that go on in text
         self._asked: list[int] = []
         self._saying: list[int] = []
 
@@ -102,7 +104,7 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
         for row in active:
             self._tell(row)
         ready = [wanted if self._is_readable(row) else 0 for row, wanted in zip(active, lengths, strict=True)]
-        self._asked = [row for row, wanted in zip(active, ready, strict=True) if wanted > 0]
+        self._asked = [row for row, wanted in zip(active, ready, strict=True) if wanted >= _SHORTEST_TEXT]
         self._saying = [row for row in self._asked if self._ways.choose(row) == TEXT]
         # the assistant's own likeliest tokens, and whether a row's text ends with them
         self._said: list[torch.Tensor] = []

@@ -18,12 +18,12 @@ _FIRST_DISTANCE, _LAST_DISTANCE = 4, 64
 
 @dataclass
 class _Past:
-    """Of one row: decayed sums of each way, and when the others are due."""
+    """Of one row: decayed sums of the ways that were taken, and when another is due."""
 
+    preferred: str
     accepted: dict[str, float] = field(default_factory=dict)
     rounds: dict[str, float] = field(default_factory=dict)
     uses: dict[str, int] = field(default_factory=dict)
-    preferred: str = ""
     since: int = 0
     distance: int = _FIRST_DISTANCE
 
@@ -44,12 +44,11 @@ class Ways:
 
     def choose(self, row: int) -> str:
         """The way of a row's coming round; the same until [`observe`] is told how that round ended."""
-        past = self._pasts.setdefault(row, _Past())
-        untried = [way for way in self._names if way not in past.uses]
-        if untried:
-            return untried[0]
+        past = self._pasts.setdefault(row, _Past(self._names[0]))
         others = [way for way in self._names if way != past.preferred]
-        return min(others, key=past.uses.__getitem__) if others and past.since >= past.distance else past.preferred
+        if not others or past.since < past.distance:
+            return past.preferred
+        return min(others, key=lambda way: past.uses.get(way, 0))
 
     def observe(self, row: int, accepted: int) -> None:
         """Learns how many drafted tokens of a row were accepted in a round of the chosen way."""
@@ -58,10 +57,8 @@ class Ways:
         past.rounds[way] = past.rounds.get(way, 0.0) * _DECAY + 1
         past.uses[way] = past.uses.get(way, 0) + 1
         past.since += 1
-        if len(past.uses) < len(self._names):
-            return
-        best = max(self._names, key=past.mean)
-        if way != past.preferred and past.preferred:
+        best = max(past.uses, key=past.mean)
+        if way != past.preferred:
             past.since = 0
             past.distance = _FIRST_DISTANCE if way == best else min(past.distance * 2, _LAST_DISTANCE)
         past.preferred = best

@@ -55,7 +55,7 @@ def test_greedy_text_is_the_targets(target, assistant, rows):
         ours, **inputs, **settings, **both, assistant_model=theirs, return_dict_in_generate=True
     )
     assert output.sequences.tolist() == plain.tolist()
-    assert output.assist_stats.drafted and unchanged(theirs, before)
+    assert output.assist_stats.draft_forwards and unchanged(theirs, before)
 
 
 @pytest.mark.parametrize("k", [1, 4, 8])
