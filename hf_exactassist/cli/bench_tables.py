@@ -1,0 +1,133 @@
+"""The figures of a benchmark as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def show(report: dict[str, Any]) -> None:
+    """Writes where it was measured, and a table and a sentence for each case, to stdout.
+
+    Args:
+        report (`dict[str, Any]`): what `--json` writes.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for line in header_lines(report):
+        console.print(Text(line, style="dim"), soft_wrap=True)
+    for case in report["cases"]:
+        console.print()
+        _show_case(console, case, report)
+
+
+def header_lines(report: dict[str, Any]) -> list[str]:
+    """What the figures depend on."""
+    header, settings = report["header"], report["settings"]
+    target, assistant = header["target"], header["assistant"]
+    clock = {"cpu": "CPU time", "wall": "wall time"}[settings["clock"]]
+    place = header["accelerator"] or f"{header['processor']} ({header['cpus']} CPUs)"
+    loads = [header[name] for name in ("load_average", "load_average_after")]
+    load = "" if None in loads else f"; load average {loads[0][0]} before, {loads[1][0]} after"
+    threads = "1 thread" if header["threads"] == 1 else f"{header['threads']} threads"
+    return [
+        f"{target['name']} ({target['parameters'] / 1e6:.1f} M, {target['dtype']}, {target['attention']}) + "
+        f"{assistant['name']} ({assistant['parameters'] / 1e6:.1f} M, {assistant['dtype']})",
+        f"{place}, {header['system']}, {header['device']}, {threads}{load}",
+        f"hf_exactassist {header['hf_exactassist']}, transformers {header['transformers']}, torch {header['torch']}, "
+        f"Python {header['python']}",
+        f"{len(report['prompts'])} prompts, up to {settings['max_new_tokens']} tokens each; {clock}, medians over "
+        f"{settings['repeats']} repeats, all variants in turn",
+    ]
+
+
+def _show_case(console: Any, case: dict[str, Any], report: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    broken_off = "" if case["repeats"] == report["settings"]["repeats"] else f", {case['repeats']} whole repeats"
+    console.print(Text(f"{case['mode'].capitalize()}, batch size {case['batch_size']}{broken_off}", style="bold"))
+    table = Table(box=None, pad_edge=False)
+    headings = ("", "ms/token", "quartiles", "speed-up", "forwards alone", "tokens/round", "efficiency", "in forwards")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left")
+    if case["mode"] == "greedy":
+        table.add_column("text")
+    for one in case["variants"]:
+        if one["measured"] is not None:
+            table.add_row(*_cells(one))
+    if case["repeats"]:
+        console.print(table)
+    for reason in dict.fromkeys(one["reason"] for one in case["variants"] if one["reason"]):
+        names = ", ".join(one["name"] for one in case["variants"] if one["reason"] == reason)
+        console.print(Text(f"Without {names}: {reason}.", style="dim"), soft_wrap=True)
+    for line in _forward_lines(case):
+        console.print(Text(line), soft_wrap=True)
+    kinds = case["variants"][0]["by_kind"]
+    if len(kinds) > 1:
+        console.print(_kinds(case, list(kinds)))
+    if case["advice"]:
+        console.print(Text(case["advice"], style="green"), soft_wrap=True)
+
+
+def _cells(variant: dict[str, Any]) -> list[str]:
+    measured, rounds, inside, text = (variant[name] for name in ("measured", "rounds", "inside", "text"))
+    seconds = measured["seconds_per_token"]
+    cells = [
+        variant["name"],
+        f"{1e3 * seconds['median']:.2f}",
+        f"{1e3 * seconds['lower']:.2f}-{1e3 * seconds['upper']:.2f}",
+        f"{measured['speedup']:.2f}",
+        _number((rounds or {}).get("expected_speedup")),
+        _number((rounds or {}).get("tokens_per_round")),
+        _number((rounds or {}).get("efficiency")),
+        "-" if inside is None else f"{inside['forward_share']:.0%}",
+    ]
+    if text is None:
+        return cells
+    if text["identical"]:
+        return [*cells, "-" if variant["kind"] == "plain" else "identical"]
+    found = text["first_difference"]
+    return [*cells, f"prompt {found['prompt'] + 1} differs at token {found['position'] + 1}"]
+
+
+def _forward_lines(case: dict[str, Any]) -> list[str]:
+    forwards, acceptance = case["forwards"], case["acceptance"]
+    lines = []
+    if forwards["target"] is None:
+        lines.append(f"Single forwards were not timed: {forwards['reason']}")
+    else:
+        widths = ", ".join(f"{width}: {1e3 * one['median']:.2f}" for width, one in forwards["target"].items())
+        step = 1e3 * forwards["draft_step"]["median"]
+        ratio = forwards["cost_ratio"]
+        lines.append(f"Target forward by width, ms: {widths}; draft step {step:.2f}, {ratio:.2f} of a target step")
+        needed = [f"{_number(value)} at K={k}" for k, value in forwards["break_even_acceptance"].items()]
+        lines.append(f"Acceptance at which forwards alone break even: {', '.join(needed)}")
+    if acceptance is not None:
+        chances = " ".join(f"{chance:.2f}" for chance in acceptance["by_position"])
+        lines.append(f"Measured acceptance by draft position, each given those before it: {chances}")
+    return lines
+
+
+def _kinds(case: dict[str, Any], kinds: list[str]) -> Any:
+    """Speed-ups by kind of text, with accepted tokens per round."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("speed-up (accepted per round)")
+    for kind in kinds:
+        table.add_column(kind, justify="right")
+    for one in case["variants"]:
+        if one["by_kind"] and one["kind"] != "plain":
+            cells = []
+            for kind in kinds:
+                found = one["by_kind"][kind]
+                per_round = found["accepted_per_round"]
+                cells.append(f"{found['speedup']:.2f}" + ("" if per_round is None else f" ({per_round:.2f})"))
+            table.add_row(one["name"], *cells)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
