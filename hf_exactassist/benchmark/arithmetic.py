@@ -146,7 +146,7 @@ def draft_lengths(rounds: int, drafted: Sequence[int]) -> dict[int, int]:
         `dict[int, int]`: drafts by length, rows apart.
     """
     lengths = {0: max(0, rounds - (drafted[0] if drafted else 0))}
-    for length, (reached, further) in enumerate(zip(drafted, [*drafted[1:], 0], strict=True), start=1):
+    for length, (reached, further) in enumerate(zip(drafted, [*drafted, 0][1:], strict=True), start=1):
         lengths[length] = reached - further
     return {length: count for length, count in lengths.items() if count}
 

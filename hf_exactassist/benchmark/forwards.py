@@ -15,6 +15,9 @@ from .clocks import Taken, timed
 from .pair import Pair
 
 
+_TIMES = 3
+
+
 @dataclass(frozen=True)
 class Forwards:
     """Times of single forwards for one batch.
@@ -22,20 +25,20 @@ class Forwards:
     Attributes:
         target_prefill (`Taken`): the target reads the prompts.
         draft_prefill (`Taken`): the assistant does.
-        target (`dict[int, Taken]`): the target reads so many further tokens of each row.
-        draft_steps (`tuple[Taken, ...]`): the assistant reads one, again and again.
+        target (`dict[int, tuple[Taken, ...]]`): the target reads so many further tokens of each row, several times.
+        draft_steps (`tuple[Taken, ...]`): the assistant reads one, several times.
     """
 
     target_prefill: Taken
     draft_prefill: Taken
-    target: dict[int, Taken]
+    target: dict[int, tuple[Taken, ...]]
     draft_steps: tuple[Taken, ...]
 
 
 def time_forwards(
     pair: Pair, rows: Sequence[Sequence[int]], texts: Sequence[Sequence[int]], widths: Sequence[int]
 ) -> Forwards:
-    """Times each forward once, the models in turn as in a round, behind the first half of a continuation.
+    """Times each forward a few times, the models in turn as in a round, behind the first half of a continuation.
 
     Args:
         pair (`Pair`): the models.
@@ -54,12 +57,14 @@ def time_forwards(
         target_prefill, draft_prefill = target.prefill_time, draft.prefill_time
         target.read(continued)
         draft.read(continued)
-        times, steps = {}, []
+        times: dict[int, list[Taken]] = {width: [] for width in widths}
+        steps = []
         # in turn: after the other model's forward the processor's caches hold what they hold within a round
-        for width in widths:
-            times[width] = target.time(width)
+        for width in [*widths] * _TIMES:
+            times[width].append(target.time(width))
             steps.append(draft.time(1))
-    return Forwards(target_prefill, draft_prefill, times, tuple(steps))
+    told = {width: tuple(taken) for width, taken in times.items()}
+    return Forwards(target_prefill, draft_prefill, told, tuple(steps))
 
 
 class _Reader:
@@ -74,26 +79,27 @@ class _Reader:
         self.cache = compat.new_cache(model)
         # an assistant of another tokenizer has other ids; which tokens are read makes no difference to the time
         self.size = compat.head_size(model)
-        ids = inputs["input_ids"].to(self.device) % self.size
-        _, self.prefill_time = timed(lambda: self._forward(ids, self.mask, self.cache, self.first), self.device)
+        self.prefill_time = self._forward(inputs["input_ids"], self.mask, self.cache, self.first)
 
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, cache: Any, more: dict[str, Any]) -> Any:
-        kwargs: dict[str, Any] = {"attention_mask": mask, "use_cache": True, **more}
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, cache: Any, more: dict[str, Any]) -> Taken:
+        kwargs: dict[str, Any] = {compat.cache_argument(self.model): cache, "use_cache": True, **more}
         if self.takes_positions:
-            positions = (mask.cumsum(1) - 1).clamp(min=0)
-            kwargs["position_ids"] = positions[:, -ids.shape[1] :]
-        return self.model(ids, **{compat.cache_argument(self.model): cache}, **kwargs)
+            kwargs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        if not mask.all():
+            # as `generate` does: without gaps there is nothing to mask
+            kwargs["attention_mask"] = mask
+        ids = ids.to(self.device) % self.size
+        return timed(lambda: self.model(ids, **kwargs), self.device)[1]
 
     def read(self, ids: torch.Tensor) -> None:
         """Reads further tokens, `(B, N)`, and keeps them."""
         self.mask = self._longer(ids.shape[1])
-        self.last = ids[:, -1:].to(self.device) % self.size
-        self._forward(ids.to(self.device) % self.size, self.mask, self.cache, self.first)
+        self.last = ids[:, -1:]
+        self._forward(ids, self.mask, self.cache, self.first)
 
     def time(self, width: int) -> Taken:
         """Reads `width` further tokens and forgets them again."""
-        ids, mask, cache = self.last.expand(-1, width), self._longer(width), copy.deepcopy(self.cache)
-        return timed(lambda: self._forward(ids, mask, cache, {}), self.device)[1]
+        return self._forward(self.last.expand(-1, width), self._longer(width), copy.deepcopy(self.cache), {})
 
     def _longer(self, width: int) -> torch.Tensor:
         return torch.cat([self.mask, self.mask.new_ones(len(self.mask), width)], dim=1)

@@ -69,7 +69,7 @@ class _Figures:
 
     def target(self, width: int) -> list[float]:
         """Seconds of the target's forwards over so many tokens."""
-        return self.of_forwards(lambda one: [one.target[width]])
+        return self.of_forwards(lambda one: one.target[width])
 
     def prefill(self, drafts: bool) -> float:
         """What reading all prompts takes, by the target and, where it drafts, by the assistant."""

@@ -14,9 +14,9 @@ def show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     for line in header_lines(report):
-        console.print(Text(line, style="dim"), soft_wrap=True)
+        console.print(Text(line, style="dim"))
     for case in report["cases"]:
         console.print()
         _show_case(console, case, report)
@@ -48,48 +48,55 @@ def _show_case(console: Any, case: dict[str, Any], report: dict[str, Any]) -> No
 
     broken_off = "" if case["repeats"] == report["settings"]["repeats"] else f", {case['repeats']} whole repeats"
     console.print(Text(f"{case['mode'].capitalize()}, batch size {case['batch_size']}{broken_off}", style="bold"))
-    table = Table(box=None, pad_edge=False)
-    headings = ("", "ms/token", "quartiles", "speed-up", "forwards alone", "tokens/round", "efficiency", "in forwards")
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left")
-    if case["mode"] == "greedy":
-        table.add_column("text")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    headings = ("", "ms per\ntoken", "\nquartiles", "speed-\nup", "forwards\nalone", "tokens/\nround", "effi-\nciency")
+    for heading in (*headings, "inside\nforwards"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for one in case["variants"]:
         if one["measured"] is not None:
             table.add_row(*_cells(one))
     if case["repeats"]:
         console.print(table)
+        for line in _text_lines(case):
+            console.print(Text(line))
     for reason in dict.fromkeys(one["reason"] for one in case["variants"] if one["reason"]):
         names = ", ".join(one["name"] for one in case["variants"] if one["reason"] == reason)
-        console.print(Text(f"Without {names}: {reason}.", style="dim"), soft_wrap=True)
+        console.print(Text(f"Without {names}: {reason}.", style="dim"))
     for line in _forward_lines(case):
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(line))
     kinds = case["variants"][0]["by_kind"]
     if len(kinds) > 1:
         console.print(_kinds(case, list(kinds)))
     if case["advice"]:
-        console.print(Text(case["advice"], style="green"), soft_wrap=True)
+        console.print(Text(case["advice"], style="green"))
 
 
 def _cells(variant: dict[str, Any]) -> list[str]:
-    measured, rounds, inside, text = (variant[name] for name in ("measured", "rounds", "inside", "text"))
+    measured, rounds, inside = variant["measured"], variant["rounds"] or {}, variant["inside"]
     seconds = measured["seconds_per_token"]
-    cells = [
+    return [
         variant["name"],
         f"{1e3 * seconds['median']:.2f}",
         f"{1e3 * seconds['lower']:.2f}-{1e3 * seconds['upper']:.2f}",
         f"{measured['speedup']:.2f}",
-        _number((rounds or {}).get("expected_speedup")),
-        _number((rounds or {}).get("tokens_per_round")),
-        _number((rounds or {}).get("efficiency")),
+        *(_number(rounds.get(name)) for name in ("expected_speedup", "tokens_per_round", "efficiency")),
         "-" if inside is None else f"{inside['forward_share']:.0%}",
     ]
-    if text is None:
-        return cells
-    if text["identical"]:
-        return [*cells, "-" if variant["kind"] == "plain" else "identical"]
-    found = text["first_difference"]
-    return [*cells, f"prompt {found['prompt'] + 1} differs at token {found['position'] + 1}"]
+
+
+def _text_lines(case: dict[str, Any]) -> list[str]:
+    """Whether greedy texts are the plain ones."""
+    compared = [one for one in case["variants"] if one["text"] is not None and one["kind"] != "plain"]
+    if not compared:
+        return []
+    lines = []
+    for one in compared:
+        found = one["text"]["first_difference"]
+        if found is not None:
+            where = f"token {found['position'] + 1} of prompt {found['prompt'] + 1}"
+            lines.append(f"Text of {one['name']}: differs from plain at {where}")
+    same = "all variants" if not lines else f"the other {len(compared) - len(lines)} variants"
+    return lines if len(lines) == len(compared) else [*lines, f"Text of {same}: identical to plain"]
 
 
 def _forward_lines(case: dict[str, Any]) -> list[str]:
