@@ -52,7 +52,8 @@ def time_forwards(
     inputs = pair.inputs(rows)
     half = max(1, min(map(len, texts)) // 2)
     continued = torch.tensor([list(text[:half]) for text in texts], device=pair.device)
-    with torch.inference_mode():
+    # as `generate` does; in inference mode, or with frozen parameters, a CPU may take other kernels
+    with torch.no_grad():
         target, draft = _Reader(pair.target, inputs), _Reader(pair.assistant, inputs)
         target_prefill, draft_prefill = target.prefill_time, draft.prefill_time
         target.read(continued)

@@ -30,15 +30,15 @@ def header_lines(report: dict[str, Any]) -> list[str]:
     place = header["accelerator"] or f"{header['processor']} ({header['cpus']} CPUs)"
     loads = [header[name] for name in ("load_average", "load_average_after")]
     load = "" if None in loads else f"; load average {loads[0][0]} before, {loads[1][0]} after"
-    threads = "1 thread" if header["threads"] == 1 else f"{header['threads']} threads"
+    threads = _counted(header["threads"], "thread")
     return [
         f"{target['name']} ({target['parameters'] / 1e6:.1f} M, {target['dtype']}, {target['attention']}) + "
         f"{assistant['name']} ({assistant['parameters'] / 1e6:.1f} M, {assistant['dtype']})",
         f"{place}, {header['system']}, {header['device']}, {threads}{load}",
         f"hf_exactassist {header['hf_exactassist']}, transformers {header['transformers']}, torch {header['torch']}, "
         f"Python {header['python']}",
-        f"{len(report['prompts'])} prompts, up to {settings['max_new_tokens']} tokens each; {clock}, medians over "
-        f"{settings['repeats']} repeats, all variants in turn",
+        f"{_counted(len(report['prompts']), 'prompt')}, up to {settings['max_new_tokens']} tokens each; {clock}, "
+        f"medians over {_counted(settings['repeats'], 'repeat')}, all variants in turn",
     ]
 
 
@@ -46,7 +46,9 @@ def _show_case(console: Any, case: dict[str, Any], report: dict[str, Any]) -> No
     from rich.table import Table
     from rich.text import Text
 
-    broken_off = "" if case["repeats"] == report["settings"]["repeats"] else f", {case['repeats']} whole repeats"
+    broken_off = (
+        "" if case["repeats"] == report["settings"]["repeats"] else f", {_counted(case['repeats'], 'whole repeat')}"
+    )
     console.print(Text(f"{case['mode'].capitalize()}, batch size {case['batch_size']}{broken_off}", style="bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     headings = ("", "ms per\ntoken", "\nquartiles", "speed-\nup", "forwards\nalone", "tokens/\nround", "effi-\nciency")
@@ -57,10 +59,10 @@ def _show_case(console: Any, case: dict[str, Any], report: dict[str, Any]) -> No
             table.add_row(*_cells(one))
     if case["repeats"]:
         console.print(table)
-        for line in _text_lines(case):
+        for line in text_lines(case["variants"]):
             console.print(Text(line))
     for reason in dict.fromkeys(one["reason"] for one in case["variants"] if one["reason"]):
-        names = ", ".join(one["name"] for one in case["variants"] if one["reason"] == reason)
+        names = "; ".join(one["name"] for one in case["variants"] if one["reason"] == reason)
         console.print(Text(f"Without {names}: {reason}.", style="dim"))
     for line in _forward_lines(case):
         console.print(Text(line))
@@ -84,19 +86,25 @@ def _cells(variant: dict[str, Any]) -> list[str]:
     ]
 
 
-def _text_lines(case: dict[str, Any]) -> list[str]:
-    """Whether greedy texts are the plain ones."""
-    compared = [one for one in case["variants"] if one["text"] is not None and one["kind"] != "plain"]
-    if not compared:
-        return []
+def text_lines(variants: list[dict[str, Any]]) -> list[str]:
+    """Whether greedy texts are the plain ones, and where not; nothing for sampled ones.
+
+    Args:
+        variants (`list[dict[str, Any]]`): those of a case.
+    """
+    compared = [one for one in variants if one["text"] is not None and one["kind"] != "plain"]
     lines = []
     for one in compared:
         found = one["text"]["first_difference"]
         if found is not None:
             where = f"token {found['position'] + 1} of prompt {found['prompt'] + 1}"
-            lines.append(f"Text of {one['name']}: differs from plain at {where}")
-    same = "all variants" if not lines else f"the other {len(compared) - len(lines)} variants"
-    return lines if len(lines) == len(compared) else [*lines, f"Text of {same}: identical to plain"]
+            ties = ((one["rounds"] or {}).get("stats") or {}).get("near_ties")
+            why = f" ({_counted(ties, 'near tie')}, where half precision can decide)" if ties else ""
+            lines.append(f"Text of {one['name']}: differs from plain at {where}{why}")
+    same = [one["name"] for one in compared if one["text"]["identical"]]
+    if same:
+        lines.append(f"Text of {'; '.join(same) if lines else 'all variants'}: identical to plain")
+    return lines
 
 
 def _forward_lines(case: dict[str, Any]) -> list[str]:
@@ -134,6 +142,10 @@ def _kinds(case: dict[str, Any], kinds: list[str]) -> Any:
                 cells.append(f"{found['speedup']:.2f}" + ("" if per_round is None else f" ({per_round:.2f})"))
             table.add_row(one["name"], *cells)
     return table
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _number(value: float | None) -> str:

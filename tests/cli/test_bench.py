@@ -12,6 +12,7 @@ from hf_exactassist.benchmark import forwards, measuring
 from hf_exactassist.benchmark.pair import Pair
 from hf_exactassist.benchmark.prompts import Prompt
 from hf_exactassist.cli import bench as command
+from hf_exactassist.cli.bench_tables import text_lines
 from hf_exactassist.cli.loading import load
 
 
@@ -97,7 +98,7 @@ def test_an_assistant_with_another_tokenizer(exactassist, folders, foreign):
     assert reasons["transformers, K=1"] == "the assistant has another tokenizer"
     assert reasons["ours, K=1"] is None and report["cases"][0]["forwards"]["reason"] is None
     done = exactassist("bench", *SHORT, "-t", folders.target, "-a", foreign, "--kind", "prose")
-    assert "Without transformers, K=1, transformers, K=2: the assistant has another tokenizer." in done.out
+    assert "Without transformers, K=1; transformers, K=2: the assistant has another tokenizer." in done.out
 
 
 def test_what_transformers_refuses_is_told(exactassist, tiny_embedded, monkeypatch):
@@ -133,7 +134,19 @@ def test_different_texts_are_told(exactassist, tiny_embedded, monkeypatch):
     done = exactassist("bench", *SHORT)
     assert done.code == 0, done.err
     assert "Text of ours, K=1: differs from plain at token 6 of prompt 1" in done.out
-    assert "Text of the other 2 variants: identical to plain" in done.out
+    assert "Text of transformers, K=1; transformers, K=2: identical to plain" in done.out
+
+
+def test_near_ties_are_told_where_texts_differ():
+    variant = {
+        "name": "ours, K=3",
+        "kind": "ours",
+        "text": {"identical": False, "first_difference": {"prompt": 0, "position": 10, "plain": 3, "other": 4}},
+        "rounds": {"stats": {"near_ties": 2}},
+    }
+    assert text_lines([variant]) == [
+        "Text of ours, K=3: differs from plain at token 11 of prompt 1 (2 near ties, where half precision can decide)"
+    ]
 
 
 def test_ctrl_c_leaves_what_was_measured(exactassist, tiny_embedded, monkeypatch, tmp_path):
@@ -153,7 +166,7 @@ def test_ctrl_c_leaves_what_was_measured(exactassist, tiny_embedded, monkeypatch
     assert done.code == 130
     report = json.loads(file.read_text())
     assert report["interrupted"] and report["cases"][0]["repeats"] == 1
-    assert "1 whole repeats" in done.out and done.err.endswith("Interrupted.\n")
+    assert "1 whole repeat\n" in done.out and done.err.endswith("Interrupted.\n")
     left[0] = 1
     done = exactassist("bench", *options, "--json", file, "--plot", tmp_path / "picture.png")
     assert done.code == 130
@@ -205,7 +218,7 @@ def test_forwards_are_those_of_generate(folders):
     rows = [tokenizer(text)["input_ids"] for text in ("the king is dead", "who")]
     pair = Pair(target, tokenizer, target)
     inputs = pair.inputs(rows)
-    with torch.inference_mode():
+    with torch.no_grad():
         reader = forwards._Reader(target, inputs)
         told = target(**inputs).logits[:, -1:].argmax(-1)
         seen = []
