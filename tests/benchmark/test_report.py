@@ -80,6 +80,23 @@ def test_time_per_token_and_speedups():
     assert by_name(report, K2)["by_kind"]["code"] == pytest.approx({"speedup": 106 / 95, "accepted_per_round": 6 / 5})
 
 
+def test_a_speedup_is_a_ratio_of_medians():
+    case = made()
+    seconds = (50.0, 95.0, 190.0)
+    case.samples[K2] = [Sample(r, b, taken(seconds[r]), 11, 11, stats(5, [5], [4])) for r in range(3) for b in (0, 1)]
+    case.samples[PLAIN_] = [
+        Sample(r, b, taken((380.0, 106.0, 95.0)[r]), 11, 11, None) for r in range(3) for b in (0, 1)
+    ]
+    found = by_name(figures(case, "cpu"), K2)["measured"]
+    # of the repeats' own ratios, 7.6, 106 / 95 and 0.5, the mean is another
+    assert found["speedup"] == pytest.approx(106 / 95)
+    case.samples[PLAIN_] = [
+        Sample(r, b, taken((95.0, 380.0, 106.0)[r]), 11, 11, None) for r in range(3) for b in (0, 1)
+    ]
+    found = by_name(figures(case, "cpu"), K2)["measured"]
+    assert found["speedup"] == pytest.approx(106 / 95) and found["speedup_of_repeats"]["median"] == pytest.approx(1.9)
+
+
 def test_wall_time_can_be_the_judge():
     case = made()
     slow = [Sample(s.repeat, s.batch, Taken(s.taken.cpu, 1000.0), 11, 11, s.stats) for s in case.samples[K2]]
@@ -138,6 +155,8 @@ def test_broken_off_repeats_do_not_count():
     assert report["repeats"] == 2
     assert by_name(report, PLAIN_)["measured"]["seconds_per_token"]["median"] == pytest.approx(105.5 / 11)
     assert len(by_name(report, PLAIN_)["samples"]) == 6
+    # nor do their counters: 5 rounds on each of 2 batches, twice
+    assert by_name(report, K2)["rounds"]["rounds"] == by_name(report, K2)["rounds"]["stats"]["rounds"] == 20
 
 
 def test_nothing_was_measured():

@@ -137,6 +137,15 @@ def test_different_texts_are_told(exactassist, tiny_embedded, monkeypatch):
     assert "Text of transformers, K=1; transformers, K=2: identical to plain" in done.out
 
 
+def test_a_text_ends_at_its_end(folders):
+    """Rows that end are filled up while others go on; that is no text, and no time per token."""
+    loaded = load(str(folders.target), str(folders.assistant), device="cpu")
+    pair = Pair(loaded.target, loaded.tokenizer, loaded.assistant)
+    assert pair.ends == {0} and pair.text([5, 4, 0, 0, 0]) == (5, 4, 0) and pair.text([5, 4]) == (5, 4)
+    pair.target.generation_config.eos_token_id = [7, 4]
+    assert Pair(loaded.target, loaded.tokenizer, loaded.assistant).text([5, 4, 0, 0, 0]) == (5, 4)
+
+
 def test_near_ties_are_told_where_texts_differ():
     variant = {
         "name": "ours, K=3",
@@ -225,6 +234,7 @@ def test_forwards_are_those_of_generate(folders):
         handle = target.register_forward_hook(lambda _, __, output: seen.append(output.logits))
         reader.read(told)
         reader.time(1)
+        reader.time(1)
         handle.remove()
     for row, ids in enumerate(rows):
         # the row alone, without any padding; the last token is read twice
@@ -232,6 +242,8 @@ def test_forwards_are_those_of_generate(folders):
         logits = target(alone).logits[0]
         torch.testing.assert_close(seen[0][row, -1], logits[-2], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(seen[1][row, -1], logits[-1], rtol=1e-4, atol=1e-4)
+    # what is timed is forgotten
+    assert seen[1].equal(seen[2])
 
 
 @pytest.mark.parametrize(
