@@ -38,13 +38,13 @@ class Forwards:
 def time_forwards(
     pair: Pair, rows: Sequence[Sequence[int]], texts: Sequence[Sequence[int]], widths: Sequence[int]
 ) -> Forwards:
-    """Times each forward a few times, the models in turn as in a round, behind the first half of a continuation.
+    """Times each forward a few times, in an order as when decoding, behind the first half of a continuation.
 
     Args:
         pair (`Pair`): the models.
         rows (`Sequence[Sequence[int]]`): prompts.
         texts (`Sequence[Sequence[int]]`): how each goes on.
-        widths (`Sequence[int]`): tokens of the target's forwards.
+        widths (`Sequence[int]`): tokens of the target's forwards; 1 is a plain step, others are blocks.
 
     Returns:
         `Forwards`: the times.
@@ -60,10 +60,13 @@ def time_forwards(
         draft.read(continued)
         times: dict[int, list[Taken]] = {width: [] for width in widths}
         steps = []
-        # in turn: after the other model's forward the processor's caches hold what they hold within a round
         for width in [*widths] * _TIMES:
+            # the processor's caches hold what was read last: a plain step comes after another, a block after drafts
+            if width == 1:
+                target.time(1)
+            else:
+                steps += [draft.time(1), draft.time(1)]
             times[width].append(target.time(width))
-            steps.append(draft.time(1))
     told = {width: tuple(taken) for width, taken in times.items()}
     return Forwards(target_prefill, draft_prefill, told, tuple(steps))
 
