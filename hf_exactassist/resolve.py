@@ -6,6 +6,8 @@ in the assistant's, then a default. The objects that are asked are never changed
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +20,13 @@ from .drafters.prompt_lookup import PromptLookupDrafter
 from .drafters.warpers import own_settings
 from .errors import InvalidArgument, UnsupportedArgument
 from .models import admission, compat, inputs, wrappers
-from .schedules import ConstantSchedule, DraftSchedule, HeuristicSchedule
+from .models.effort import round_estimate
+from .schedules import AdaptiveSchedule, ConstantSchedule, DraftSchedule, HeuristicSchedule, RoundCosts
 from .vocabulary.admission import pair_of, shared_tokens
 
 
+# without `num_assistant_tokens_schedule`, and without `num_assistant_tokens`
+DEFAULT_SCHEDULE = "adaptive"
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
 
 
@@ -102,10 +107,12 @@ def resolve_drafter(
     threshold = settings.get("assistant_confidence_threshold", 0.0)
     if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
         raise InvalidArgument(f"`assistant_confidence_threshold` must lie between 0 and 1, got {threshold!r}.")
-    number = _at_least_one("num_assistant_tokens", settings.get("num_assistant_tokens", DEFAULT_NUM_ASSISTANT_TOKENS))
+    number = settings.get("num_assistant_tokens")
+    number = None if number is None else _at_least_one("num_assistant_tokens", number)
     # before `generate` turns images into features of the target's
     arguments = {name: settings.kwargs[name] for name in compat.forward_parameters(model) & settings.kwargs.keys()}
-    schedule = _schedule(settings.get("num_assistant_tokens_schedule", "constant"), number)
+    name = settings.get("num_assistant_tokens_schedule", DEFAULT_SCHEDULE if number is None else "constant")
+    schedule = _schedule(name, number, _costs(model, assistant_model))
     warpers = own_settings(own.generation_config)
     if shared is None:
         pair = pair_of(*sizes, tokenizer, assistant_tokenizer)
@@ -121,15 +128,31 @@ def resolve_drafter(
     return drafter, schedule
 
 
-def _schedule(name: str, number: int) -> DraftSchedule:
-    kinds: dict[str, type[ConstantSchedule] | type[HeuristicSchedule]] = {
-        "constant": ConstantSchedule,
-        "heuristic": HeuristicSchedule,
-        "heuristic_transient": HeuristicSchedule,
+# by target and assistant: what their rounds cost, as far as calls have found out, and for which dtypes and devices
+_COSTS: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, tuple[Any, RoundCosts]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _costs(target: PreTrainedModel, assistant: PreTrainedModel) -> RoundCosts:
+    known = _COSTS.setdefault(target, weakref.WeakKeyDictionary())
+    state = [(model.dtype, model.device) for model in (target, assistant)]
+    if assistant not in known or known[assistant][0] != state:
+        known[assistant] = (state, RoundCosts(round_estimate(target, assistant)))
+    return known[assistant][1]
+
+
+def _schedule(name: str, number: int | None, costs: RoundCosts) -> DraftSchedule:
+    fixed = DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number
+    kinds: dict[str, Callable[[], DraftSchedule]] = {
+        "adaptive": lambda: AdaptiveSchedule(costs) if number is None else AdaptiveSchedule(costs, number),
+        "constant": lambda: ConstantSchedule(fixed),
+        "heuristic": lambda: HeuristicSchedule(fixed),
+        "heuristic_transient": lambda: HeuristicSchedule(fixed),
     }
     if not isinstance(name, str) or name not in kinds:
         raise InvalidArgument(f"`num_assistant_tokens_schedule` must be one of {', '.join(kinds)}, got {name!r}.")
-    return kinds[name](number)
+    return kinds[name]()
 
 
 def _at_least_one(name: str, value: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -113,6 +114,10 @@ class Session:
         # last of all that may refuse, as it may draw a seed
         self.judging = Judge(bool(generation_config.do_sample), options, self.rows, vocabulary, model.dtype)
         self.schedule.start()
+        # under maximal coupling, equal seeds give equal text only if draft lengths are the same again
+        self._clocked = self.judging.noise is None
+        if self._clocked:
+            self.schedule.follow_clock()
         self._start_drafter(
             DraftingContext(
                 self.rows,
@@ -223,9 +228,10 @@ class Session:
             return None
         share = 1.0
         while True:
-            wanted = self.wanted(share)
+            wanted, began = self.wanted(share), time.perf_counter()
             try:
                 commit = self.round(wanted)
+                took = time.perf_counter() - began
                 break
             except RuntimeError as error:
                 if not is_out_of_memory(error):
@@ -234,7 +240,10 @@ class Session:
                     error.published = self.sequences_so_far()  # type: ignore[attr-defined]
                     raise
                 share = 0.0 if max(wanted) <= 1 else share / 2
+        is_round = self.rows.state.generation > 0
         self.publish(commit)
+        if self._clocked and is_round:
+            self.schedule.timed(len(commit.rows), max(commit.drafted), took)
         return commit
 
     @torch.no_grad()
@@ -359,8 +368,8 @@ class Session:
         if self.rows.state.generation == 0 or self.serial:
             return [0] * len(self.rows.active)
         wanted = [
-            max(min(int(self.schedule.length(row) * share), budget - 1), 0)
-            for row, budget in zip(self.rows.active, self.rows.budgets(), strict=True)
+            max(min(int(length * share), budget - 1), 0)
+            for length, budget in zip(self.schedule.lengths(self.rows.active), self.rows.budgets(), strict=True)
         ]
         return [min(wanted)] * len(wanted) if self.rows.in_step else wanted
 

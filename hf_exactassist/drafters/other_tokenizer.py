@@ -83,7 +83,10 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
         # of each row, the assistant tokens in its cache, and the padding before them
         self._written: dict[int, list[int]] = {}
         self._pads: dict[int, int] = {}
-        self._ways = Ways([TOKENS] if self._processors.asks_caller else self.ways)
+        draws = context.noise is not None or context.shared_noise is not None
+        # text is as likely as the likeliest tokens are: begun with where these are what is wanted
+        ways = sorted(self.ways, key=[TOKENS, TEXT].index, reverse=not draws)
+        self._ways = Ways([TOKENS] if self._processors.asks_caller else ways)
         # rows that were asked for a draft, and of these, those that go on in text
         self._asked: list[int] = []
         self._saying: list[int] = []

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 
 # how much a round counts for after each later round of its way
 _DECAY = 0.9
-# each way's first rounds, before any is preferred
-_TRIALS = 2
 # rounds until the others are tried again; twice as many after each trial that found nothing better
-_FIRST_DISTANCE, _LAST_DISTANCE = 8, 64
+_FIRST_DISTANCE, _LAST_DISTANCE = 4, 64
 
 
 @dataclass
@@ -37,7 +35,7 @@ class Ways:
     """The choice for every row.
 
     Args:
-        names (`Sequence[str]`): the ways, the one to begin with first.
+        names (`Sequence[str]`): the ways, the likeliest first.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -47,9 +45,9 @@ class Ways:
     def choose(self, row: int) -> str:
         """The way of a row's coming round; the same until [`observe`] is told how that round ended."""
         past = self._pasts.setdefault(row, _Past())
-        untried = min(self._names, key=lambda way: past.uses.get(way, 0))
-        if past.uses.get(untried, 0) < _TRIALS:
-            return untried
+        untried = [way for way in self._names if way not in past.uses]
+        if untried:
+            return untried[0]
         others = [way for way in self._names if way != past.preferred]
         return min(others, key=past.uses.__getitem__) if others and past.since >= past.distance else past.preferred
 

@@ -73,6 +73,11 @@ def draft_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
+def gemma_folder() -> Path:
+    return _folder("gemma3")
+
+
+@pytest.fixture(scope="session")
 def whisper_folder() -> Path:
     return _folder("whisper")
 

@@ -1,34 +1,8 @@
-"""How many tokens each row drafts next.
-
-A schedule may look only at the past of its own row, and of a round only at what was reached: accepted tokens and
-whether the whole draft was accepted. Anything else would tie the draft length to random numbers that are used again
-after a rejection, and bend the law.
-"""
+"""Draft lengths that look at nothing, or at the last round alone."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Any
-
-from .state.manifest import settings_of
-
-
-class DraftSchedule(ABC):
-    """Draft length per row. Rows are original batch indices."""
-
-    def describe(self) -> dict[str, Any]:
-        """What the call's manifest says about the schedule: by default its class and public plain attributes."""
-        return settings_of(self)
-
-    def start(self) -> None:  # noqa: B027 - most schedules have nothing to forget
-        """Forgets earlier calls. The default remembers nothing."""
-
-    @abstractmethod
-    def length(self, row: int) -> int:
-        """Tokens row `row` should draft in the coming round, before its budget caps it."""
-
-    def observe(self, row: int, drafted: int, accepted: int) -> None:  # noqa: B027 - or to learn
-        """Tells the schedule how a round of `drafted` tokens ended. The default learns nothing."""
+from .base import DraftSchedule
 
 
 class ConstantSchedule(DraftSchedule):

@@ -1,0 +1,9 @@
+"""How many tokens to draft next."""
+
+from .adaptive import AdaptiveSchedule
+from .base import DraftSchedule
+from .costs import RoundCosts
+from .fixed import ConstantSchedule, HeuristicSchedule
+
+
+__all__ = ["AdaptiveSchedule", "ConstantSchedule", "DraftSchedule", "HeuristicSchedule", "RoundCosts"]
