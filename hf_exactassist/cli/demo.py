@@ -13,6 +13,7 @@ import typer
 from . import loading
 from .console import CommandError, UsageError, counting, quiet_libraries, reports_errors
 from .report import accepted_per_round, counters
+from .threads import threads as torch_threads
 
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def demo(
     """
     if prompt == "":
         raise UsageError("--prompt is empty: give it at least one character.")
-    with quiet_libraries(debug), _threads(threads):
+    with quiet_libraries(debug), torch_threads(threads):
         report = _compare(prompt, max_new_tokens, seed, runs, num_assistant_tokens)
     if as_json:
         typer.echo(json.dumps(report))
@@ -47,24 +48,6 @@ def demo(
         _show(report)
     if not report["equal"]:
         raise CommandError("The assisted tokens differ from the plain ones, which must never be: please report it.")
-
-
-class _threads:
-    """Sets torch's threads for a while."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __enter__(self) -> None:
-        import torch
-
-        self.before = torch.get_num_threads()
-        torch.set_num_threads(self.number)
-
-    def __exit__(self, *_: object) -> None:
-        import torch
-
-        torch.set_num_threads(self.before)
 
 
 def _compare(prompt: str | None, max_new_tokens: int, seed: int, runs: int, number: int) -> dict[str, Any]:

@@ -46,7 +46,7 @@ assert not {{"torch", "transformers", "numpy"}} & set(sys.modules)
 def test_help_and_version(exactassist):
     done = exactassist("--version")
     assert done.code == 0 and done.out.startswith(f"exactassist {hf_exactassist.__version__} (transformers 5.")
-    for arguments in (["--help"], ["demo", "-h"], ["generate", "-h"], ["check", "-h"]):
+    for arguments in (["--help"], ["demo", "-h"], ["generate", "-h"], ["check", "-h"], ["bench", "-h"]):
         done = exactassist(*arguments)
         assert done.code == 0 and "Usage" in done.out
     assert "Usage" in exactassist().out + exactassist().err

@@ -36,7 +36,7 @@ def test_the_embedded_pair_in_the_other_commands(exactassist):
     assert done.code == 0 and all(entry["text"] for entry in done.objects)
 
 
-@pytest.mark.parametrize("command", [["demo"], ["generate", "who"], ["check"]])
+@pytest.mark.parametrize("command", [["demo"], ["generate", "who"], ["check"], ["bench"]])
 def test_a_missing_embedded_pair_is_one_line(exactassist, monkeypatch, tmp_path, command):
     def missing(name):
         raise FileNotFoundError(f"The embedded {name} is missing in {tmp_path}: install it.")

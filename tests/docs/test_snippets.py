@@ -10,7 +10,7 @@ import hf_exactassist.demo
 
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/getting-started.md", "docs/processors.md"]
+PAGES = ["README.md", "docs/getting-started.md", "docs/processors.md", "docs/benchmarks.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,0 +1,1 @@
+"""How fast a pair decodes here, and why: what `exactassist bench` measures and tells."""
