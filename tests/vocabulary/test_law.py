@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hf_exactassist import AssistedDecoding
+from hf_exactassist.drafters import other_tokenizer
 from hf_exactassist.drafters import ways as ways_module
 from hf_exactassist.drafters.other_tokenizer import OtherTokenizerDrafter
 from hf_exactassist.drafters.ways import Ways
@@ -108,7 +109,10 @@ def decodes(name, k, tokens, rows=1, row=0, ways=WAYS):
 
 @pytest.fixture
 def taken_in_turn(monkeypatch):
-    """Has the other way tried in the second round already: texts are short here. The ways that were taken."""
+    """Has the other way tried in the second round already, and short drafts of text: texts are short here.
+
+    Returns the ways that were taken.
+    """
     taken, choose = [], Ways.choose
 
     def noted(self, row):
@@ -117,6 +121,7 @@ def taken_in_turn(monkeypatch):
 
     monkeypatch.setattr(ways_module, "_Past", functools.partial(ways_module._Past, distance=1))
     monkeypatch.setattr(Ways, "choose", noted)
+    monkeypatch.setattr(other_tokenizer, "_SHORTEST_TEXT", 1)
     return taken
 
 
