@@ -65,6 +65,7 @@ class AssistantModelDrafter(Drafter):
         self._keeps_logits = "logits_to_keep" in forward_parameters(model)
         self._takes_positions = "position_ids" in forward_parameters(model)
         self.shared_tokens = shared_tokens
+        self._shares_all = bool(shared_tokens.all())
         self.unknown_token = unknown_token
         self.warper_settings = warper_settings or {}
         self.confidence_threshold = confidence_threshold
@@ -114,6 +115,8 @@ class AssistantModelDrafter(Drafter):
         shared = self.context.shared_noise
         exponentials = None if shared is None else shared.block(rows.active, rows.steps(), width)
         processors = self.context.drafting(self._processors)
+        # read by processors alone, the assistant's and then the target's
+        prefixes = processors.has_history or self.context.processors.has_history
         logits = self._read_published()
         ends = self._ends()
         tokens: list[torch.Tensor] = []
@@ -136,7 +139,8 @@ class AssistantModelDrafter(Drafter):
             else:
                 laws.append(probabilities(scores))
                 token = inverse_cdf(laws[-1], uniforms[:, i].to(scores.device)).clamp_max(scores.shape[-1] - 1)
-            rows.write_scratch(i, token)
+            if prefixes:
+                rows.write_scratch(i, token)
             tokens.append(token)
             last.append(self._ends_draft(token, scores))
             if self.confidence_threshold and bool(torch.stack(last).any(dim=0).all()):
@@ -168,12 +172,22 @@ class AssistantModelDrafter(Drafter):
         """
         rows = self.context.rows
         logits = logits[:, -1].to(rows.ids.device, torch.promote_types(logits.dtype, torch.float32))
-        unshared = ~self.shared_tokens.to(logits.device)
-        scores = self._as_events(logits).masked_fill(unshared, -torch.inf)
+        scores = self._within_reach(self._as_events(logits))
+        if not processors.processors:
+            return scores
         here, ends = [rows.active[i] for i in going], [lengths[i] for i in going]
-        scores[list(going)] = processors.process(scores[list(going)], here, ends, rows.ids)
+        if len(going) == len(scores):
+            scores = processors.process(scores, here, ends, rows.ids)
+        else:
+            scores = scores.clone()
+            scores[list(going)] = processors.process(scores[list(going)], here, ends, rows.ids)
         # once more: a processor may raise what was out of reach
-        return scores.masked_fill(unshared, -torch.inf)
+        return self._within_reach(scores)
+
+    def _within_reach(self, scores: torch.Tensor) -> torch.Tensor:
+        if self._shares_all:
+            return scores
+        return scores.masked_fill(~self.shared_tokens.to(scores.device), -torch.inf)
 
     def _as_events(self, logits: torch.Tensor) -> torch.Tensor:
         """The assistant's logits `(A, V)` over the target's tokens."""
@@ -306,6 +320,8 @@ class AssistantModelDrafter(Drafter):
 
     def _readable(self, ids: torch.Tensor) -> torch.Tensor:
         """Tokens as the assistant may read them: unshared ones become `unknown_token`."""
+        if self._shares_all:
+            return ids
         shared = self.shared_tokens.to(ids.device)
         known = (ids < len(shared)) & shared[ids.clamp_max(len(shared) - 1)]
         return torch.where(known, ids, torch.full_like(ids, self.unknown_token))

@@ -123,7 +123,8 @@ class RowRunner:
             places.append([min(slot, start + count - 1) for slot in row])
         written = self.cache.aim(slots, self.device)
         # axes first, as models with several take them
-        positions = torch.tensor(places, device=self.device) + self._position_shift.movedim(0, -1)[..., None]
+        positions = written if places == slots else torch.tensor(places, device=self.device)
+        positions = positions + self._position_shift.movedim(0, -1)[..., None]
         if self.position_limit is not None:
             positions = positions.clamp_max(self.position_limit - 1)
         keep = width if keep is None else keep

@@ -57,6 +57,8 @@ def accepted_prefix(kept: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     Returns:
         `torch.LongTensor` of shape `(B,)`.
     """
+    if not kept.shape[1]:
+        return torch.zeros(len(kept), dtype=torch.long, device=kept.device)
     drafted = torch.arange(kept.shape[1], device=kept.device) < torch.tensor(lengths, device=kept.device)[:, None]
     return (kept & drafted).long().cumprod(dim=1).sum(dim=1)
 

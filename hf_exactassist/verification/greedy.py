@@ -50,6 +50,7 @@ def verify_greedy(scores: torch.Tensor, draft: Draft, accepted: torch.Tensor | N
     Returns:
         `Verdict`: accepted lengths and terminal tokens.
     """
+    choices = scores.argmax(dim=-1)
     if accepted is None:
-        accepted = accepted_prefix(keeps_greedy(scores[:, : draft.tokens.shape[1]], draft.tokens), draft.lengths)
-    return Verdict(accepted, take_row(scores, accepted).argmax(dim=-1))
+        accepted = accepted_prefix(choices[:, : draft.tokens.shape[1]] == draft.tokens, draft.lengths)
+    return Verdict(accepted, take_row(choices, accepted))

@@ -736,7 +736,7 @@ def test_rows_to_drop_are_a_list_of_rows(models, rows):
 
 
 @pytest.mark.parametrize("schedule", ["constant", "heuristic"])
-def test_an_interrupt_while_a_round_is_told_waits(monkeypatch, models, schedule):
+def test_an_interrupt_while_a_round_is_told_waits(request, models, schedule):
     """The schedule learns of every round once: the next drafts depend on it."""
     mode = {**MODES["sampled"], "num_assistant_tokens_schedule": schedule, "return_dict_in_generate": True}
     expected = uninterrupted(models, [9, 4, 6], **mode)
@@ -748,6 +748,9 @@ def test_an_interrupt_while_a_round_is_told_waits(monkeypatch, models, schedule)
         observe(*args)
 
     session.schedule.observe = interrupted
+    # whoever started the tests may have them ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     while not session.finished:
         generation = session.rows.state.generation
         try:
