@@ -132,8 +132,6 @@ class ScriptedDrafter(Drafter):
             tokens[i, : len(right)] = right
             wrong = self.script(row, self.round)
             tokens[i, wrong:] = (tokens[i, wrong:] + 1) % self.vocabulary
-        for offset in range(tokens.shape[1]):
-            rows.write_scratch(offset, tokens[:, offset])
         self.round += 1
         return Draft(tokens, tuple(lengths))
 

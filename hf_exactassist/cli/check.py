@@ -142,7 +142,9 @@ def _tokens(loaded: loading.Loaded) -> dict[str, Any]:
         if shared_here is None:
             pair = pair_of(*sizes, ours, theirs)
             mapped = set(pair.vocabulary_map.assistant.tolist())
-            others = [piece.decode(errors="replace") for i, piece in pair.assistant.text.items() if i not in mapped]
+            pieces = [piece for i, piece in pair.assistant.text.items() if i not in mapped]
+            # parts of characters say nothing to a reader
+            others = [text for text in (piece.decode(errors="replace") for piece in pieces) if "\ufffd" not in text]
             shared = len(mapped)
             return {
                 **result,

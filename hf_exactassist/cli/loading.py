@@ -36,7 +36,7 @@ Assistant = Annotated[
         "--assistant",
         "-a",
         metavar="MODEL",
-        help="Folder or Hub id of a smaller model with the target's tokens.",
+        help="Folder or Hub id of a smaller model.",
         rich_help_panel=_MODELS,
     ),
 ]

@@ -115,8 +115,6 @@ class AssistantModelDrafter(Drafter):
         shared = self.context.shared_noise
         exponentials = None if shared is None else shared.block(rows.active, rows.steps(), width)
         processors = self.context.drafting(self._processors)
-        # read by processors alone, the assistant's and then the target's
-        prefixes = processors.has_history or self.context.processors.has_history
         logits = self._read_published()
         ends = self._ends()
         tokens: list[torch.Tensor] = []
@@ -139,7 +137,8 @@ class AssistantModelDrafter(Drafter):
             else:
                 laws.append(probabilities(scores))
                 token = inverse_cdf(laws[-1], uniforms[:, i].to(scores.device)).clamp_max(scores.shape[-1] - 1)
-            if prefixes:
+            if processors.has_history:
+                # the prefix of the next token
                 rows.write_scratch(i, token)
             tokens.append(token)
             last.append(self._ends_draft(token, scores))

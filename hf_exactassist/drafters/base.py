@@ -25,7 +25,7 @@ class DraftingContext:
     """What a drafter may know about a call.
 
     Attributes:
-        rows (`Rows`): the published tokens; drafts may be laid into the scratch columns.
+        rows (`Rows`): the published tokens; the scratch columns are free to write to.
         processors (`ProcessorPipeline`): the target's processors; those that remember are asked through [`drafting`].
         vocabulary (`int`): the target's event space is `range(vocabulary)`.
         eos_token_ids (`frozenset[int]`): drafting goes no further than one of these.

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArgument
+from ..models.compat import module_of
 from ..records import Commit, Draft
 from ..state.processors import ProcessorPipeline
 from ..verification.distributions import probabilities
@@ -61,6 +62,8 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
         super().__init__(model, mapped, warper_settings=warper_settings, confidence_threshold=confidence_threshold)
         self.ways = tuple(ways)
         self._pair = pair
+        embedding = getattr(module_of(model, "get_input_embeddings"), "weight", None)
+        self._known = self.vocabulary_map.assistant_size if embedding is None else len(embedding)
         self._ordinary = torch.zeros(self.vocabulary_map.assistant_size, dtype=torch.bool, device="cpu")
         self._ordinary[[token for token in pair.assistant.text if token < len(self._ordinary)]] = True
         self._transcripts: list[Transcript] = []
@@ -182,6 +185,10 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
         self._transcripts[row].extend(tokens)
         self._told[row] = rows.lengths[row]
 
+    def _text(self, row: int) -> list[int]:
+        """A row's text in tokens that the assistant has; a tokenizer may know more than its model."""
+        return [token if token < self._known else self.unknown_token for token in self._transcripts[row].tokens]
+
     def _is_readable(self, row: int) -> bool:
         transcript = self._transcripts[row]
         return bool(transcript.tokens) and not transcript.pending
@@ -201,7 +208,7 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
     def _read_published(self) -> torch.Tensor:
         active = self.context.rows.active
         # a row without any text is read as if it were unknown text, and not drafted for
-        texts = [self._transcripts[row].tokens or [self.unknown_token] for row in active]
+        texts = [self._text(row) or [self.unknown_token] for row in active]
         if self._runner is None:
             width = max(map(len, texts))
             ids = torch.tensor([[self.unknown_token] * (width - len(text)) + text for text in texts], device="cpu")

@@ -34,8 +34,6 @@ class PromptLookupDrafter(Drafter):
         tokens = torch.zeros(len(found), max(map(len, found), default=0), dtype=torch.long, device=rows.ids.device)
         for row, continuation in zip(tokens, found, strict=True):
             row[: len(continuation)] = continuation
-        for offset in range(tokens.shape[1]):
-            rows.write_scratch(offset, tokens[:, offset])
         return Draft(tokens, tuple(len(continuation) for continuation in found))
 
     def _continuation(self, text: torch.Tensor, wanted: int) -> torch.Tensor:

@@ -31,6 +31,14 @@ def forward_parameters(model: PreTrainedModel) -> set[str]:
     return set(inspect.signature(model.forward).parameters)
 
 
+def module_of(model: PreTrainedModel, name: str) -> Any:
+    """What a model's `get_input_embeddings`, `get_decoder` and the like give; `None` where they cannot."""
+    try:
+        return getattr(model, name)()
+    except (AttributeError, NotImplementedError):
+        return None
+
+
 def model_device(model: PreTrainedModel, fallback: torch.device) -> torch.device:
     """Where inputs of the model go. An offloaded model reports `meta`, which no input can live on."""
     device = getattr(model, "device", fallback)

@@ -39,10 +39,11 @@ class Effort:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        names = ("get_decoder", "get_input_embeddings", "get_output_embeddings")
+        decoder, embedding, head = (compat.module_of(model, name) for name in names)
         # what reads the prompt alone, an encoder or a tower, takes no part
-        read = [module for module in (model.get_decoder(), model.get_output_embeddings()) if module is not None]
+        read = [module for module in (decoder, head) if module is not None]
         parts = {id(part): part for module in read or [model] for part in module.parameters()}
-        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         if embedding is not None and head is not None:
             # a table that is looked up and not multiplied with
             tied = {id(part) for part in head.parameters()}

@@ -53,7 +53,7 @@ def process_in_order(
     Args:
         processors (`ProcessorPipeline`): the call's processors.
         rules (`StoppingRules`): asked about each accepted draft token before the next place is processed.
-        rows (`Rows`): the rows, with the drafts in their scratch columns.
+        rows (`Rows`): the rows; the drafts are laid into their scratch columns, whatever a drafter has left there.
         draft (`Draft`): the drafts of the active rows.
         logits (`torch.Tensor` of shape `(A, K + 1, V)`): float32, of every position of the block.
         keeps (`Callable`): `keeps(scores, draft, rows, place)` says which rows' draft tokens are accepted.
@@ -64,6 +64,7 @@ def process_in_order(
         `Processed`: with what was accepted.
     """
     active, starts, drafts = rows.active, rows.active_lengths(), draft.tokens.tolist()
+    rows.lay_out([row[:length] for row, length in zip(drafts, draft.lengths, strict=True)])
     scores = torch.zeros_like(logits)
     accepted, limits = [0] * len(starts), [0] * len(starts)
     asked, stops = list(starts), [rows.stops[row] for row in active]

@@ -160,11 +160,11 @@ class Rows:
             self._touched[row] = max(self._touched[row], column + 1)
 
     def lay_out(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Puts the tokens a round may publish into the scratch columns of each active row."""
+        """Puts drafts, or the tokens a round may publish, into the scratch columns of each active row."""
         self._reserve(max(self.lengths[row] + len(new) for row, new in zip(self.active, tokens, strict=True)))
         for row, new in zip(self.active, tokens, strict=True):
             start = self.lengths[row]
-            self.ids[row, start : start + len(new)] = torch.tensor(new, device=self.ids.device)
+            self.ids[row, start : start + len(new)] = torch.tensor(new, dtype=torch.long, device=self.ids.device)
             self._touched[row] = max(self._touched[row], start + len(new))
 
     def publish(self, commit: Commit, spent: Sequence[Spent] | None = None, memory: Any = None) -> None:

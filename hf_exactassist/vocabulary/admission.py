@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 
-from ..errors import DifferentVocabularies
+from ..errors import DifferentVocabularies, InvalidArgument
 from .mapping import VocabularyMap, build_map
-from .pieces import Pieces, pieces_of
+from .pieces import Pieces, named, pieces_of
 from .respelling import Respelling
 from .transcript import Encode, Joins, Transcript
 
 
 # heads are padded to multiples of 64, 128, ... up to this many spare rows
 _LARGEST_PADDING = 1024
+_PARTS_OF_A_TOKENIZER = ("get_vocab", "encode", "__len__", "all_special_ids", "added_tokens_decoder")
 # what the target says of these the assistant must be able to say again: case, spaces, lines, digits, marks, scripts
 _SAMPLES = (
     'The Quick brown fox, 3.14 times; it\'s "here" (or not)!',
@@ -73,7 +74,14 @@ def shared_tokens(
     Raises:
         DifferentVocabularies: there are no tokenizers to compare, and the heads or the configurations do not look
             like one vocabulary.
+        InvalidArgument: what was given is no tokenizer.
     """
+    for name, given in (("tokenizer", tokenizer), ("assistant_tokenizer", assistant_tokenizer)):
+        if given is not None and not all(hasattr(given, part) for part in _PARTS_OF_A_TOKENIZER):
+            raise InvalidArgument(
+                f"`{name}` must be a tokenizer of Transformers, as `AutoTokenizer.from_pretrained` loads it, got "
+                f"{given!r:.80}."
+            )
     shared = torch.arange(target_size, device="cpu") < min(target_size, assistant_size)
     if tokenizer is None or assistant_tokenizer is None:
         if abs(target_size - assistant_size) > _LARGEST_PADDING:
@@ -136,10 +144,12 @@ def pair_of(target_size: int, assistant_size: int, tokenizer: Any, assistant_tok
             assistant's does not give back the text it was given.
     """
     # tokens may be added to a tokenizer at any time
-    state = (target_size, assistant_size, len(tokenizer), len(assistant_tokenizer))
+    both = (tokenizer, assistant_tokenizer)
+    state = (target_size, assistant_size, *map(len, both), *(id(getattr(one, "_tokenizer", None)) for one in both))
     built = _BUILT.setdefault(tokenizer, weakref.WeakKeyDictionary())
     if assistant_tokenizer not in built or built[assistant_tokenizer][0] != state:
-        target, assistant = pieces_of(tokenizer), pieces_of(assistant_tokenizer)
+        target, assistant = pieces_of(tokenizer, "target"), pieces_of(assistant_tokenizer, "assistant")
+        vocabulary_map = build_map(target, assistant, target_size, assistant_size)
         encode = _encoder(assistant_tokenizer)
         for sample in _SAMPLES:
             said = b"".join(target.text.get(token, b"") for token in _encoder(tokenizer)(sample))
@@ -148,7 +158,7 @@ def pair_of(target_size: int, assistant_size: int, tokenizer: Any, assistant_tok
         pair = TokenizerPair(
             target,
             assistant,
-            build_map(target, assistant, target_size, assistant_size),
+            vocabulary_map,
             lambda: Transcript(target, assistant, joins, encode, opening),
             Respelling(target, _encoder(tokenizer)),
         )
@@ -178,8 +188,10 @@ def _check_round_trip(tokenizer: Any, pieces: Pieces, encode: Encode, text: str)
     said = b"".join(pieces.text.get(token, b"") for token in encode(text)).decode(errors="replace").removeprefix(" ")
     if said != text:
         place = next((i for i, (a, b) in enumerate(zip(text, said, strict=False)) if a != b), 0)
+        # with a few characters that are still the same
+        start = max(place - 6, 0)
         raise DifferentVocabularies(
-            f"The assistant's tokenizer, {type(tokenizer).__name__}, changes text: {text[place : place + 16]!r} comes "
-            f"back as {said[place : place + 16]!r}. Drafts would be about another text: use an assistant with the "
+            f"The assistant's tokenizer, {named(tokenizer)}, changes text: {text[start : place + 16]!r} comes "
+            f"back as {said[start : place + 16]!r}. Drafts would be about another text: use an assistant with the "
             "target's tokenizer, or one whose tokenizer keeps text as it is."
         )

@@ -45,11 +45,18 @@ class Pieces:
         return {role: token for role, token in self.roles.items() if role in _DRAFTED_ROLES}
 
 
-def pieces_of(tokenizer: Any) -> Pieces:
+def named(tokenizer: Any) -> str:
+    """A tokenizer's class, and where it comes from if that is known."""
+    source = getattr(tokenizer, "name_or_path", "")
+    return type(tokenizer).__name__ + (f" of {source!r}" if source else "")
+
+
+def pieces_of(tokenizer: Any, role: str = "") -> Pieces:
     """Reads a tokenizer's vocabulary as bytes.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): the tokenizer; not changed.
+        role (`str`): whose it is, for messages.
 
     Raises:
         DifferentVocabularies: it does not say what bytes its tokens stand for.
@@ -61,7 +68,7 @@ def pieces_of(tokenizer: Any) -> Pieces:
     added = {token: str(entry) for token, entry in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     special_ids = {token for token in tokenizer.all_special_ids if token is not None}
     special_ids |= {token for token, entry in tokenizer.added_tokens_decoder.items() if entry.special}
-    read = _reader(tokenizer, kinds, vocabulary)
+    read = _reader(f"{role} tokenizer {named(tokenizer)}".strip(), kinds, vocabulary)
     text = {}
     for token, index in vocabulary.items():
         if index in special_ids:
@@ -92,8 +99,8 @@ def _kinds(part: Any) -> set[str]:
     return kinds
 
 
-def _reader(tokenizer: Any, kinds: set[str], vocabulary: dict[str, int]) -> Callable[[str], bytes]:
-    """How a token's name becomes bytes."""
+def _reader(name: str, kinds: set[str], vocabulary: dict[str, int]) -> Callable[[str], bytes]:
+    """How a token's name becomes bytes; `name` is what messages call the tokenizer."""
     if "ByteLevel" in kinds:
         back = {sign: byte for byte, sign in _byte_signs().items()}
         return lambda token: bytes(back[sign] for sign in token) if all(sign in back for sign in token) else b""
@@ -103,7 +110,7 @@ def _reader(tokenizer: Any, kinds: set[str], vocabulary: dict[str, int]) -> Call
     if "WordPiece" in kinds:
         return lambda token: token[2:].encode() if token.startswith("##") else f" {token}".encode()
     raise DifferentVocabularies(
-        f"{type(tokenizer).__name__} does not say what bytes its tokens stand for (no byte-level, SentencePiece or "
+        f"The {name} does not say what bytes its tokens stand for (no byte-level, SentencePiece or "
         "WordPiece decoder), so it cannot be compared with another tokenizer: use an assistant with the same one."
     )
 

@@ -90,12 +90,6 @@ def test_tokens_the_target_cannot_emit_are_not_drafted():
     assert drafts(started([[3, 4, 70, 6, 3, 4]], vocabulary=64), 5) == [[]]
 
 
-def test_drafts_are_laid_into_the_rows_for_the_processors():
-    drafter = started([[3, 4, 5, 6, 3, 4]])
-    drafter.propose([2])
-    assert drafter.context.rows.ids[0, 6:8].tolist() == [5, 6]
-
-
 def test_text_generated_so_far_is_looked_up_too():
     """Columns after the prompt belong to the text, and prompt masks do not reach there."""
     drafter = started([[0, 3, 4]], mask=[[0, 1, 1]])

@@ -55,8 +55,6 @@ class Saying(Drafter):
     def propose(self, lengths):
         tokens = self._left.pop(0) if self._left else []
         table = torch.tensor([tokens] * len(lengths), dtype=torch.long).reshape(len(lengths), -1)
-        for offset in range(table.shape[1]):
-            self.context.rows.write_scratch(offset, table[:, offset])
         return Draft(table, tuple(min(len(tokens), wanted) for wanted in lengths))
 
 

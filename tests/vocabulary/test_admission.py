@@ -9,9 +9,10 @@ from transformers import PreTrainedTokenizerFast
 
 import hf_exactassist
 from hf_exactassist.models.compat import declared_tokens
-from hf_exactassist.vocabulary.admission import shared_tokens
+from hf_exactassist.vocabulary.admission import pair_of, shared_tokens
 from tests import tiny_multimodal
 from tests.tiny import prompts, tiny
+from tests.vocabulary.kinds import KINDS
 
 
 def tokenizer(tokens):
@@ -159,3 +160,13 @@ def test_generate_heeds_what_configurations_declare():
     for config in (relative.config, relative.generation_config):
         config.bos_token_id, config.eos_token_id, config.pad_token_id = 40, 41, 42
     assert hf_exactassist.generate(target, **settings, assistant_model=relative).tolist() == plain
+
+
+def test_a_tokenizer_that_becomes_another_is_mapped_anew():
+    """Of the same length, so that its size tells nothing."""
+    ours, theirs = KINDS["byte level"](), KINDS["tiktoken"]()
+    first = pair_of(1000, 1000, ours, theirs)
+    assert pair_of(1000, 1000, ours, theirs) is first
+    other = KINDS["tiktoken"](text=["entirely different words of which nothing is known so far " * 8])
+    theirs._tokenizer = other._tokenizer
+    assert pair_of(1000, 1000, ours, theirs) is not first

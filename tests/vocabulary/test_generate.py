@@ -8,7 +8,7 @@ from hf_exactassist import AssistedDecoding
 from hf_exactassist.schedules import ConstantSchedule
 from tests.tiny import tiny
 from tests.vocabulary import test_law
-from tests.vocabulary.kinds import KINDS
+from tests.vocabulary.kinds import KINDS, with_markers
 
 
 PROMPTS = ["To be, or not to be", "The END of 2,500", "naïve café: 日本語 and"]
@@ -150,3 +150,31 @@ def test_encodings_of_whole_texts_and_lossy_ones_are_counted():
     assert kept.rounds > 1 and (kept.text_realignments, kept.lossy_alignments) == (0, 0)
     total = one + two
     assert (total.text_realignments, total.lossy_alignments) == (3 * one.rounds - 3, 3 * one.rounds)
+
+
+@pytest.mark.parametrize("where", ["both", "assistant"])
+def test_tokens_that_the_assistant_has_no_embedding_for(where):
+    """Added to a tokenizer, and the model left as it was: they are read as something else, and cost drafts alone."""
+    ours, theirs, tokenizer, other = models("byte level", "tiktoken")
+    for one in (tokenizer, other) if where == "both" else (other,):
+        with_markers(one, "<|im_start|>", *(f"<|more {i}|>" for i in range(8)))
+        one.add_tokens(["or not", "END of"])
+    assert len(other) > theirs.get_input_embeddings().num_embeddings
+    marked = ["<|im_start|>To be, or not to be", "The END of 2,500"]
+    if where == "both":
+        ours.resize_token_embeddings(len(tokenizer) + 3)
+    inputs = tokenizer(marked, return_tensors="pt", padding=True, return_token_type_ids=False)
+    settings = {"do_sample": False, "max_new_tokens": 24}
+    plain = ours.generate(**inputs, **settings)
+    given = {"tokenizer": tokenizer, "assistant_tokenizer": other, "assistant_model": theirs}
+    assert hf_exactassist.generate(ours, **inputs, **settings, **given).tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("which", ["tokenizer", "assistant_tokenizer"])
+@pytest.mark.parametrize("given", ["HuggingFaceTB/SmolLM2-135M", 3, object()], ids=["name", "number", "object"])
+def test_what_is_no_tokenizer(which, given):
+    ours, theirs, tokenizer, other = models("byte level", "tiktoken")
+    both = {"tokenizer": tokenizer, "assistant_tokenizer": other, which: given}
+    inputs = tokenizer(PROMPTS[:1], return_tensors="pt", return_token_type_ids=False)
+    with pytest.raises(hf_exactassist.InvalidArgument, match=f"`{which}` must be a tokenizer.*from_pretrained"):
+        hf_exactassist.generate(ours, **inputs, **both, assistant_model=theirs, max_new_tokens=4)

@@ -82,11 +82,11 @@ WORDS = {
 }
 
 
-def decodes(name, k, tokens, rows=1, row=0, ways=WAYS):
+def decodes(name, k, tokens, rows=1, row=0, ways=WAYS, **settings):
     target, assistant = {**PAIRS, **WORDS}[name]
     ours, theirs = model(target, 1), model(assistant, 2)
     ids = torch.randint(len(target.text), (rows, 3), generator=torch.Generator().manual_seed(5))
-    given = {"do_sample": True, "top_k": 0, "max_new_tokens": tokens, "pad_token_id": 0}
+    given = {"do_sample": True, "top_k": 0, "max_new_tokens": tokens, "pad_token_id": 0, **settings}
     mask = torch.ones_like(ids)
     given["eos_token_id"] = target.roles.get("eos_token_id")
 
@@ -139,6 +139,14 @@ def test_law_where_text_is_drafted(name, ways, taken_in_turn):
     plain, assisted, seen = decodes(name, 3, 4, ways=ways)
     assert total_variation(law(plain), law(assisted)) < 1e-6
     assert max(seen) > 0 and set(taken_in_turn) == set(ways)
+
+
+@pytest.mark.parametrize("setting", [{"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 3}], ids=str)
+def test_law_where_processors_read_text_that_is_drafted(setting, taken_in_turn):
+    """The prefix of a place holds what is drafted before it, not what the other way would have drafted."""
+    plain, assisted, seen = decodes("words", 4, 5, ways=("text",), **setting)
+    assert total_variation(law(plain), law(assisted)) < 1e-6
+    assert max(seen) > 1
 
 
 @pytest.mark.parametrize("row", [0, 1, 2])

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import torch
 from hypothesis import given, settings
 
 import hf_exactassist
@@ -118,6 +119,32 @@ def test_text_of_a_good_assistant_is_accepted(rows, k, coupling):
         accepted[ways] = output.assist_stats.accepted
     if k == 8:
         assert accepted["text",] > accepted["tokens",]
+
+
+@pytest.mark.parametrize("name", ["no_repeat_ngram_size", "repetition_penalty", "bad_words_ids"])
+@pytest.mark.parametrize("coupling", ["greedy", "shared_noise"])
+def test_processors_that_look_back_see_the_text_that_is_drafted(name, coupling):
+    """What they forbid hangs on the prefix of each place, and the assistant says much that they forbid."""
+    ours, _, tokenizer, _ = models("byte level", "tiktoken")
+    small = KINDS["byte level"](size=300)
+    theirs = tiny(vocabulary=len(small), seed=3)
+    text = "To be, or not to be, that is the question: to be, or not to be, that is the question: to be or not to be"
+    for model, vocabulary in ((ours, tokenizer), (theirs, small)):
+        model.register_forward_hook(knowing(vocabulary.encode(text)), with_kwargs=True)
+    prompts = ["To be,", "To be, or not to be,"]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    banned = [tokenizer.encode(" the question"), tokenizer.encode(" or not")]
+    values = {"no_repeat_ngram_size": 2, "repetition_penalty": 1.5, "bad_words_ids": banned}
+    settings = {"do_sample": coupling != "greedy", "max_new_tokens": 24, "eos_token_id": None, name: values[name]}
+    pair = pair_of(compat.head_size(ours), compat.head_size(theirs), tokenizer, small)
+    noise = {"coupling": coupling} if coupling == "shared_noise" else {}
+    torch.manual_seed(1)
+    expected = ours.generate(**inputs, **settings)
+    torch.manual_seed(1)
+    loop = AssistedDecoding(OtherTokenizerDrafter(theirs, pair, ways=("text",)), ConstantSchedule(8), **noise)
+    output = ours.generate(**inputs, **settings, custom_generate=loop, return_dict_in_generate=True)
+    assert output.sequences.tolist() == expected.tolist()
+    assert output.assist_stats.accepted_by_position[1] > 0
 
 
 @pytest.mark.parametrize(("target", "assistant"), itertools.permutations(KINDS, 2))
