@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -124,10 +124,9 @@ def _listed(values: frozenset[Any]) -> str:
     return "/".join(map(str, sorted(values)))
 
 
-# by target tokenizer, then by assistant tokenizer: what was built, and for which vocabularies and heads
-_BUILT: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, tuple[Any, TokenizerPair]]] = (
-    weakref.WeakKeyDictionary()
-)
+# pairs built last, and their tokenizers, so that identities stay theirs
+_BUILT: OrderedDict[tuple[int, ...], tuple[TokenizerPair, Any]] = OrderedDict()
+_PAIRS_KEPT = 8
 
 
 def pair_of(target_size: int, assistant_size: int, tokenizer: Any, assistant_tokenizer: Any) -> TokenizerPair:
@@ -143,11 +142,11 @@ def pair_of(target_size: int, assistant_size: int, tokenizer: Any, assistant_tok
         DifferentVocabularies: no token is common, a tokenizer does not say what its tokens stand for, or the
             assistant's does not give back the text it was given.
     """
-    # tokens may be added to a tokenizer at any time
     both = (tokenizer, assistant_tokenizer)
-    state = (target_size, assistant_size, *map(len, both), *(id(getattr(one, "_tokenizer", None)) for one in both))
-    built = _BUILT.setdefault(tokenizer, weakref.WeakKeyDictionary())
-    if assistant_tokenizer not in built or built[assistant_tokenizer][0] != state:
+    inner = [getattr(one, "_tokenizer", None) for one in both]
+    # tokens may be added to a tokenizer at any time
+    key = (target_size, assistant_size, *map(id, both), *map(len, both), *map(id, inner))
+    if key not in _BUILT:
         target, assistant = pieces_of(tokenizer, "target"), pieces_of(assistant_tokenizer, "assistant")
         vocabulary_map = build_map(target, assistant, target_size, assistant_size)
         encode = _encoder(assistant_tokenizer)
@@ -162,8 +161,10 @@ def pair_of(target_size: int, assistant_size: int, tokenizer: Any, assistant_tok
             lambda: Transcript(target, assistant, joins, encode, opening),
             Respelling(target, _encoder(tokenizer)),
         )
-        built[assistant_tokenizer] = (state, pair)
-    return built[assistant_tokenizer][1]
+        _BUILT[key] = (pair, (both, inner))
+        while len(_BUILT) > _PAIRS_KEPT:
+            _BUILT.popitem(last=False)
+    return _BUILT[key][0]
 
 
 def as_read(tokenizer: Any, text: str) -> list[int]:

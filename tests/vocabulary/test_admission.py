@@ -1,6 +1,8 @@
 """Which tokens two models share, and what shows that they do (contract 0x01A, 0x06K)."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -170,3 +172,14 @@ def test_a_tokenizer_that_becomes_another_is_mapped_anew():
     other = KINDS["tiktoken"](text=["entirely different words of which nothing is known so far " * 8])
     theirs._tokenizer = other._tokenizer
     assert pair_of(1000, 1000, ours, theirs) is not first
+
+
+def test_tokenizers_of_long_ago_are_let_go():
+    theirs, ours = KINDS["tiktoken"](), KINDS["byte level"]()
+    made = weakref.ref(ours)
+    pair_of(1000, 1000, ours, theirs)
+    del ours
+    for _ in range(8):
+        pair_of(1000, 1000, KINDS["byte level"](), theirs)
+    gc.collect()
+    assert made() is None
