@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..ledger import expected_progress
+
 
 @dataclass(frozen=True)
 class Quartiles:
@@ -130,7 +132,7 @@ def break_even_acceptance(length: int, round_cost: float, step_cost: float) -> f
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        enough = expected_tokens([middle**place for place in range(1, length + 1)]) >= wanted
+        enough = expected_progress([middle] * length)[-1] >= wanted
         low, high = (low, middle) if enough else (middle, high)
     return high
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
+from hf_exactassist import api
 from hf_exactassist.cli import app
 
 
@@ -157,3 +158,16 @@ def tiny_embedded(folders, monkeypatch):
     """Lets the tiny pair stand in for the embedded one."""
     monkeypatch.setattr("hf_exactassist.demo.target_path", lambda: folders.target)
     monkeypatch.setattr("hf_exactassist.demo.assistant_path", lambda: folders.assistant)
+
+
+@pytest.fixture
+def wrong_texts(monkeypatch):
+    """Assisted texts end with another token than they should."""
+    assisted = api.generate
+
+    def broken(*args, **kwargs):
+        output = assisted(*args, **kwargs)
+        output.sequences[0, -1] += 1
+        return output
+
+    monkeypatch.setattr("hf_exactassist.api.generate", broken)

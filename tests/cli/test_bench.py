@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_exactassist import api
 from hf_exactassist.benchmark import forwards, measuring
 from hf_exactassist.benchmark.pair import Pair
 from hf_exactassist.benchmark.prompts import Prompt
@@ -122,15 +121,7 @@ def test_models_whose_forwards_cannot_be_called_alone(exactassist, tiny_embedded
     assert case["variants"][3]["measured"] is not None and case["advice"].startswith("Drafting ")
 
 
-def test_different_texts_are_told(exactassist, tiny_embedded, monkeypatch):
-    assisted = api.generate
-
-    def broken(*args, **kwargs):
-        output = assisted(*args, **kwargs)
-        output.sequences[0, -1] += 1
-        return output
-
-    monkeypatch.setattr("hf_exactassist.api.generate", broken)
+def test_different_texts_are_told(exactassist, tiny_embedded, wrong_texts):
     done = exactassist("bench", *SHORT)
     assert done.code == 0, done.err
     assert "Text of ours, K=1: differs from plain at token 6 of prompt 1" in done.out
