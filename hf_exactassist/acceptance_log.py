@@ -131,7 +131,7 @@ class AcceptanceLog:
             else:
                 q_row = draft.probs[i, j].to(p_row.device)
                 q = float(q_row[token])
-            ratio = min(1.0, p / q) if q > 0 else float(p > 0)
+            ratio = min(1.0, p / q) if q > 0 else 0.0
             if not accepted:
                 left = residual(p_row[None], q_row[None]).float().cpu().numpy().tobytes()
                 identity = hashlib.sha256(left).hexdigest()[:16]

@@ -53,18 +53,21 @@ class Noise:
         """
         table = np.empty((len(rows), width))
         for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            for j in range(width):
-                table[i, j] = self._number(stream, row, start + j)
+            at = start
+            while at < start + width:
+                number, offset = divmod(at, _PAGE)
+                part = self._page(stream, row, number)[offset : offset + start + width - at]
+                table[i, at - start : at - start + len(part)] = part
+                at += len(part)
         return torch.from_numpy(table)
 
-    def _number(self, stream: str, row: int, position: int) -> float:
-        page, offset = divmod(position, _PAGE)
+    def _page(self, stream: str, row: int, number: int) -> np.ndarray:
         held = self._pages.get((stream, row))
-        if held is None or held[0] != page:
+        if held is None or held[0] != number:
             key = np.random.SeedSequence([self.seed, self.identities[row], _STREAM_KEYS[stream]])
-            bits = np.random.Philox(key=key.generate_state(2, np.uint64), counter=page * _COUNTERS_PER_PAGE)
-            held = self._pages[stream, row] = (page, np.random.Generator(bits).random(_PAGE))
-        return float(held[1][offset])
+            bits = np.random.Philox(key=key.generate_state(2, np.uint64), counter=number * _COUNTERS_PER_PAGE)
+            held = self._pages[stream, row] = (number, np.random.Generator(bits).random(_PAGE))
+        return held[1]
 
 
 class SharedNoise:

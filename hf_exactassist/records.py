@@ -250,6 +250,10 @@ class RoundCommit(Commit):
     processors_before: str
     processors_after: str
 
+    def __hash__(self) -> int:
+        """Of its name: equal rounds have one, and the rest is long."""
+        return hash(self.round_id)
+
     @property
     def expected_generation(self) -> int:
         """The generation the call must be in for this commit to be published."""

@@ -164,8 +164,7 @@ class Scorer:
         return tokens.gather(1, columns + torch.arange(width, device=tokens.device))
 
     def _frontier(self) -> torch.Tensor:
-        rows = self.rows
-        return rows.ids[rows.active, [length - 1 for length in rows.active_lengths()]]
+        return torch.tensor(self.rows.frontiers(), device=self.rows.ids.device)
 
     def hand_over(self) -> Any:
         """The caller's cache, holding all of the result but the last column.

@@ -439,7 +439,11 @@ class Session:
         table = torch.cat([*columns, self.judging.near_ties(scores)], dim=1).tolist()
         width = draft.tokens.shape[1]
         ties = width + 2 + known.shape[1]
-        accepted = tuple(row[width + 1] for row in table)
+        # drafters need not look at what they draft, and what stands behind an end was not wanted
+        drafted = [self.rules.up_to_end(row[:length]) for row, length in zip(table, draft.lengths, strict=True)]
+        accepted = tuple(min(row[width + 1], len(tokens)) for row, tokens in zip(table, drafted, strict=True))
+        unread = draft.width - max(map(len, drafted))
+        draft = dataclasses.replace(draft, lengths=tuple(map(len, drafted)))
         tokens = [
             [*row[:count], row[width]][:limit]
             for row, count, limit in zip(table, accepted, processed.limits, strict=True)
@@ -460,10 +464,10 @@ class Session:
             verification.coordinate,
             self.rows.frontiers(),
             draft,
-            [row[:length] for row, length in zip(table, draft.lengths, strict=True)],
+            drafted,
             verification.starts,
             [row[width + 2] for row in table],
-            [row[width + 3 : ties] for row in table],
+            [row[width + 3 : ties - unread] for row in table],
             accepted,
             kept,
             stops,

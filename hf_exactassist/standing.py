@@ -36,14 +36,16 @@ class Standing:
         self._models = {role: model for role, model in models.items() if model is not None}
         self._looks = [identity.watch(model) for model in self._models.values()]
         self._seen = [look() for look in self._looks]
-        self._described = self._describe()
+        self._described = self._describe(self._seen)
         self.call = manifest.identify(
             {**call, **{role: {**call[role], **part} for role, part in self._described.items()}}
         )
         self._known: Coordinate | None = None
 
-    def _describe(self) -> dict[str, Any]:
-        parts = {role: identity.describe(model) for role, model in self._models.items()}
+    def _describe(self, looks: list[tuple[Any, ...]]) -> dict[str, Any]:
+        parts = {
+            role: identity.describe(model, look) for (role, model), look in zip(self._models.items(), looks, strict=True)
+        }
         return {role: part if role == "target" else {"model": part} for role, part in parts.items()}
 
     def coordinate(self) -> Coordinate:
@@ -86,7 +88,7 @@ class Standing:
         """
         now = [look() for look in self._looks]
         if now != self._seen:
-            manifest.require_same({"call": self._described}, {"call": self._describe()}, "This call")
+            manifest.require_same({"call": self._described}, {"call": self._describe(now)}, "This call")
             # weights are described by a sketch
             raise ModelChanged(
                 "Weights or layers of the call's models were changed or replaced since it began: start a new call. "

@@ -98,7 +98,7 @@ def examine(loaded: loading.Loaded) -> dict[str, Any]:
 
 def _model(model: PreTrainedModel, name: str, tokenizer: Any) -> dict[str, Any]:
     from ..models import compat
-    from ..models.admission import ROWS, admit
+    from ..models.admission import ROWS, admit, cache_layers
 
     admission = admit(model)
     ragged = admission.strategy == ROWS
@@ -113,7 +113,7 @@ def _model(model: PreTrainedModel, name: str, tokenizer: Any) -> dict[str, Any]:
         "reason": admission.reason,
         "attention": admission.attention,
         "masks": masks,
-        "cache_layers": admission.layers,
+        "cache_layers": cache_layers(model, admission),
         "head_size": compat.head_size(model),
         "tokenizer": tokenizer is not None,
     }

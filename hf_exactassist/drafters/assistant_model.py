@@ -49,6 +49,8 @@ class AssistantModelDrafter(Drafter):
 
     # whether the assistant may be sent back by more than what was drafted
     goes_back = False
+    # whether where a draft ends is looked up in the draft
+    reads_drafts = False
 
     def __init__(
         self,
@@ -88,6 +90,8 @@ class AssistantModelDrafter(Drafter):
             own = with_own_warpers(context.processors.processors, self.warper_settings)
             self._processors = context.processors.with_list(own)
         self.stops_early = bool(self.confidence_threshold) or self._processors.asks_caller
+        # else drafts are as long as wanted, and what they hold need not be known before they are judged
+        self._is_read = self.stops_early or self.reads_drafts
         shown, copies = self._given or (inputs.shown_to(self.model, context.arguments), 1)
         if shown:
             self._read_shown(shown, copies)
@@ -141,7 +145,8 @@ class AssistantModelDrafter(Drafter):
                 # the prefix of the next token
                 rows.write_scratch(i, token)
             tokens.append(token)
-            last.append(self._ends_draft(token, scores))
+            if self._is_read:
+                last.append(self._ends_draft(token, scores))
             if self.confidence_threshold and bool(torch.stack(last).any(dim=0).all()):
                 break
             if processors.asks_caller:
@@ -159,8 +164,10 @@ class AssistantModelDrafter(Drafter):
             return Draft.empty(len(lengths), rows.ids.device)
         self._fed = [max(min(wanted, len(tokens)) - 1, 0) for wanted in lengths]
         probs = None if uniforms is None else torch.stack(laws, dim=1)
-        stacked = torch.stack(tokens, dim=1)
-        return Draft(stacked, self._lengths(stacked, probs, torch.stack(last, dim=1), lengths), probs)
+        ends = [min(wanted, len(tokens)) for wanted in lengths]
+        if self._is_read:
+            ends = self._lengths(torch.stack(last, dim=1), ends)
+        return Draft(torch.stack(tokens, dim=1), tuple(ends), probs)
 
     def _score(
         self, processors: ProcessorPipeline, logits: torch.Tensor, lengths: Sequence[int], going: Sequence[int]
@@ -214,17 +221,12 @@ class AssistantModelDrafter(Drafter):
             ends |= probabilities(scores).gather(1, token[:, None]).squeeze(1) < self.confidence_threshold
         return ends
 
-    def _lengths(
-        self, tokens: torch.Tensor, probs: torch.Tensor | None, last: torch.Tensor, wanted: Sequence[int]
-    ) -> tuple[int, ...]:
-        """Draft length of each row: what was wanted, up to the first ending token, and nothing without a law."""
-        column = torch.arange(tokens.shape[1], device=tokens.device)
-        usable = last.long().cumsum(dim=1) - last.long() == 0
-        if probs is not None:
-            # processors can leave no shared token; such a place has no law to draw from
-            usable &= (probs.sum(dim=-1) > 0).long().cumprod(dim=1) > 0
-        usable &= column < torch.tensor(wanted, device=tokens.device)[:, None]
-        return tuple(usable.sum(dim=1).tolist())
+    def _lengths(self, last: torch.Tensor, wanted: Sequence[int]) -> list[int]:
+        """Draft length of each row: what was wanted, up to the first ending token."""
+        return [
+            next((at + 1 for at, ends in enumerate(row[:most]) if ends), most)
+            for row, most in zip(last.tolist(), wanted, strict=True)
+        ]
 
     def _read_published(self) -> torch.Tensor:
         """Lets the assistant read every published token it has not read; logits `(B, 1, V)` after the last."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -155,7 +155,7 @@ class Drafter(CandidateGenerator):
             self.start(DraftingContext(rows, pipeline, vocabulary, frozenset(), noise))
         else:
             self._follow(*self._judged, input_ids)
-        draft = self.propose([num_tokens])
+        draft = _with_laws(self.propose([num_tokens]))
         self._judged = (input_ids, draft)
         tokens = draft.tokens[:, : draft.lengths[0]].to(input_ids.device)
         logits = None if draft.probs is None else draft.probs[:, : draft.lengths[0]].log()
@@ -172,3 +172,11 @@ class Drafter(CandidateGenerator):
         self.context.rows.lay_out(commit.tokens)
         self.context.rows.publish(commit)
         self.observe(commit)
+
+
+def _with_laws(draft: Draft) -> Draft:
+    """A draft of one row up to the first place where processors left nothing to draw: Transformers expects a law."""
+    if draft.probs is None:
+        return draft
+    drawn = draft.probs[0].gather(1, draft.tokens[0, : draft.probs.shape[1], None]).squeeze(1)[: draft.lengths[0]]
+    return replace(draft, lengths=(int((drawn > 0).long().cumprod(dim=0).sum()),))

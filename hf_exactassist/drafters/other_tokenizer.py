@@ -48,6 +48,8 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
 
     goes_back = True
 
+    reads_drafts = True
+
     def __init__(
         self,
         model: PreTrainedModel,

@@ -35,7 +35,6 @@ class Admission:
         admitted (`bool`): whether the model can be run.
         reason (`str`): why not, or why not in ragged rows; empty if it is run in the best way.
         attention (`str`): attention path.
-        layers (`dict[str, int]`): number of cache layers per kind.
         strategy (`str`): `"ragged rows"` of one batch over one cache; `"row by row"`, each over a cache of its own, or
             `"row by row, without a cache"`; `"serial"`, token by token, where drafts cannot help, or `"serial, without
             a cache"`.
@@ -46,7 +45,6 @@ class Admission:
     admitted: bool
     reason: str
     attention: str
-    layers: dict[str, int]
     strategy: str = ROWS
     rows_mix: bool = False
 
@@ -75,7 +73,10 @@ def admit(model: PreTrainedModel, alone: bool = False) -> Admission:
     if not reason:
         known = _PROBED.setdefault(model, {})
         patched = compat.prepares_inputs_itself(model)
-        setting = (alone, attention, model.dtype, model.training, patched, _hooks(model), _layers(model))
+        modules = compat.all_modules(model)
+        # quantization and adapters put other layers into a model, which stays the same object
+        layers = tuple(map(type, modules))
+        setting = (alone, attention, model.dtype, model.training, patched, _hooks(modules), layers)
         if setting in known:
             strategy, reason, rows_mix = known[setting]
         else:
@@ -86,11 +87,16 @@ def admit(model: PreTrainedModel, alone: bool = False) -> Admission:
             # a model that failed may be mended, so only success is remembered
             if strategy:
                 known[setting] = strategy, reason, rows_mix
+    return Admission(bool(strategy), reason, attention, strategy, rows_mix)
+
+
+def cache_layers(model: PreTrainedModel, admitted: Admission) -> dict[str, int]:
+    """Number of cache layers per kind; none are told of a model that is not run in ragged rows."""
     layers: dict[str, int] = {}
-    for window in compat.layer_windows(model) if strategy == ROWS else ():
+    for window in compat.layer_windows(model) if admitted.strategy == ROWS else ():
         kind = "full attention" if window is None else f"sliding attention ({window})"
         layers[kind] = layers.get(kind, 0) + 1
-    return Admission(bool(strategy), reason, attention, layers, strategy, rows_mix)
+    return layers
 
 
 def _choose(model: PreTrainedModel, attention: str, alone: bool) -> tuple[str, str]:
@@ -159,28 +165,26 @@ def require(model: PreTrainedModel, role: str) -> None:
         raise UnsupportedArchitecture(f"The {role} {type(model).__name__} is not supported: {admission.reason}")
 
 
-def _hooks(model: PreTrainedModel) -> tuple[int, ...]:
+def _hooks(modules: list[torch.nn.Module]) -> tuple[int, ...]:
     """What changes a model's forward without changing its class."""
     found = []
-    for module in model.modules():
-        hooks = {**module._forward_hooks, **module._forward_pre_hooks}
-        # a call's own look at what the encoder reads changes nothing
-        found += [key for key, hook in hooks.items() if getattr(hook, "__func__", None) is not EncoderInputs.note]
+    for module in modules:
+        if module._forward_hooks or module._forward_pre_hooks:
+            hooks = {**module._forward_hooks, **module._forward_pre_hooks}
+            # a call's own look at what the encoder reads changes nothing
+            found += [key for key, hook in hooks.items() if getattr(hook, "__func__", None) is not EncoderInputs.note]
         if "forward" in module.__dict__:
             found.append(id(module.__dict__["forward"]))
     return tuple(found)
 
 
-def _layers(model: PreTrainedModel) -> tuple[type, ...]:
-    """Quantization and adapters put other layers into a model, which stays the same object."""
-    return tuple(type(module) for module in model.modules())
-
-
 def _drops_out(model: PreTrainedModel) -> bool:
     """Whether training mode makes forwards random."""
+    if not model.training:
+        return False
     rates = [value for name, value in compat.text_config(model).to_dict().items() if "drop" in name]
     rates += [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
-    return model.training and any(isinstance(rate, float) and rate > 0 for rate in rates)
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def _refusal(model: PreTrainedModel) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +27,28 @@ CACHE_FIELD = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields
 DESCRIBES_FEATURES = {"feature_attention_mask"}
 
 
-def forward_parameters(model: PreTrainedModel) -> set[str]:
+def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
     """Parameter names of the model's forward."""
-    return set(inspect.signature(model.forward).parameters)
+    if "forward" in vars(model):
+        return frozenset(inspect.signature(model.forward).parameters)
+    return _parameters(type(model).forward)
+
+
+@functools.lru_cache(maxsize=64)
+def _parameters(method: Callable[..., Any]) -> frozenset[str]:
+    """Parameter names of a method, `self` left out."""
+    return frozenset([*inspect.signature(method).parameters][1:])
+
+
+def all_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The model and all modules in it, each once; as `modules()`, which takes several times as long."""
+    found, waiting = {}, [model]
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            waiting += [child for child in module._modules.values() if child is not None]
+    return [*found.values()]
 
 
 def module_of(model: PreTrainedModel, name: str) -> Any:

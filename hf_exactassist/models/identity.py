@@ -37,18 +37,19 @@ def libraries() -> dict[str, str]:
     }
 
 
-def describe(model: PreTrainedModel) -> dict[str, Any]:
+def describe(model: PreTrainedModel, now: tuple[Any, ...] | None = None) -> dict[str, Any]:
     """A model's identity.
 
     Args:
         model (`PreTrainedModel`): target or assistant.
+        now (`tuple`, *optional*): how it looks just now, from [`watch`].
 
     Returns:
         `dict[str, Any]`: class, name, Hub revision, dtypes, attention path, adapters, mode, device, SHA-256 of the
         configuration, a digest of the weights (every name, shape and dtype, and a few values of each tensor: a sketch,
         so that large models cost milliseconds), and the settings under which it computes now.
     """
-    now = watch(model)()
+    now = watch(model)() if now is None else now
     known = _DESCRIBED.get(model)
     if known is None or known[0] != now or any(storage.expired() for storage in known[1]):
         tensors = [tensor for _, tensor in _named_tensors(model)]
@@ -124,10 +125,10 @@ def watch(model: PreTrainedModel) -> Callable[[], tuple[Any, ...]]:
         attributes of modules. It means nothing outside this process.
     """
     # held, so that nothing new gets the identity of a module that was taken out
-    modules = list(model.modules())
+    modules = compat.all_modules(model)
     parameters, buffers = [part._parameters for part in modules], [part for part in modules if part._buffers]
     children, adapted = [part._modules for part in modules], _adapted(modules)
-    storages = _storages(tensor for _, tensor in _named_tensors(model))
+    storages = _storages(tensor for part in modules for _, tensor in _own_tensors(part))
 
     def look() -> tuple[Any, ...]:
         kept = [tensor for part in buffers for _, tensor in _own_buffers(part)]

@@ -36,6 +36,9 @@ class RowRunner:
         self._layer_types = sorted(set(getattr(compat.text_config(model), "layer_types", None) or ()))
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
         self._additive_masks = compat.text_config(model)._attn_implementation == "eager"
+        self._windows = {layer.window for layer in self.cache.layers}
+        # slots in order, made once for all masks
+        self._slots = torch.arange(0, device=self.device)
         self._per_token: dict[str, torch.Tensor] = {}
         self._flags: dict[str, Any] = {}
 
@@ -74,7 +77,8 @@ class RowRunner:
         positions = step.get("position_ids", torch.full((1, 1), columns, device=self.device))
         first = positions[..., 0].movedim(-1, 0)
         shift = first.expand(len(input_ids), *first.shape[1:]) - columns
-        self._position_shift = shift.to(self.device, torch.long)
+        # slots are positions where nothing is padded
+        self._position_shift = shift.to(self.device, torch.long) if shift.dim() > 1 or bool(shift.any()) else None
         self._per_token = {name: step[name][:, -1:].to(self.device) for name in inputs.PER_TOKEN if name in step}
         self._flags = {name: model_kwargs[name] for name in inputs.OUTPUT_FLAGS if model_kwargs.get(name)}
         self._batch = (self._position_shift, self._valid, self._per_token)
@@ -113,18 +117,13 @@ class RowRunner:
             `ModelOutput`: outputs with `logits` of shape `(B, keep, V)`.
         """
         width = tokens.shape[1]
-        counts = [width] * len(starts) if counts is None else counts
-        slots, places = [], []
-        for start, count in zip(starts, counts, strict=True):
-            row = list(range(start, start + width))
-            row = row[count:] + row[:count] if right else row
-            slots.append(row)
-            # filler must not run past a learned position table
-            places.append([min(slot, start + count - 1) for slot in row])
-        written = self.cache.aim(slots, self.device)
-        # axes first, as models with several take them
-        positions = written if places == slots else torch.tensor(places, device=self.device)
-        positions = positions + self._position_shift.movedim(0, -1)[..., None]
+        if min(starts) == max(starts) and (counts is None or min(counts) >= width):
+            written = positions = self.cache.aim_alike(starts[0], self._slots_below(starts[0] + width))
+        else:
+            written, positions = self._aim_apart(width, starts, counts or [width] * len(starts), right)
+        if self._position_shift is not None:
+            # axes first, as models with several take them
+            positions = positions + self._position_shift.movedim(0, -1)[..., None]
         if self.position_limit is not None:
             positions = positions.clamp_max(self.position_limit - 1)
         keep = width if keep is None else keep
@@ -148,15 +147,33 @@ class RowRunner:
             outputs.logits = outputs.logits[:, -keep:]
         return outputs
 
+    def _aim_apart(
+        self, width: int, starts: Sequence[int], counts: Sequence[int], right: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slots and places `(B, W)` of blocks that stand at different slots, or are not all of one length."""
+        slots, places = [], []
+        for start, count in zip(starts, counts, strict=True):
+            row = list(range(start, start + width))
+            row = row[count:] + row[:count] if right else row
+            slots.append(row)
+            # filler must not run past a learned position table
+            places.append([min(slot, start + count - 1) for slot in row])
+        written = self.cache.aim(slots, self.device)
+        return written, written if places == slots else torch.tensor(places, device=self.device)
+
+    def _slots_below(self, end: int) -> torch.Tensor:
+        if len(self._slots) < end or self._slots.device != self.device:
+            self._slots = torch.arange(2 * end, device=self.device)
+        return self._slots[:end]
+
     def _masks(self, slots: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
         """What each query may see: valid slots up to its own, within the layer's window (contract 0x04C)."""
-        windows = {layer.window for layer in self.cache.layers}
         if len(self._layer_types) > 1:
-            window = next((w for w in windows if w is not None), None)
+            window = next((w for w in self._windows if w is not None), None)
             return {
                 kind: self._mask(slots, window if kind == "sliding_attention" else None) for kind in self._layer_types
             }
-        return self._mask(slots, windows.pop())
+        return self._mask(slots, *self._windows)
 
     def _mask(self, slots: torch.Tensor, window: int | None) -> torch.Tensor:
         ring = None if window is None else self.cache.rings.get(window)
@@ -169,7 +186,7 @@ class RowRunner:
                     2, held.clamp(0, prompt - 1)
                 )
         else:
-            visible = visibility(slots, torch.arange(self.cache.plan.end, device=slots.device), window)
+            visible = visibility(slots, self._slots_below(self.cache.plan.end), window)
             if self._valid is not None:
                 prompt = min(self._valid.shape[1], visible.shape[-1])
                 visible[..., :prompt] &= self._valid[:, None, :prompt]
@@ -182,7 +199,8 @@ class RowRunner:
     def keep_rows(self, indices: Sequence[int]) -> None:
         """Drops all rows but the given ones. Interrupted, it can be called again in the same way."""
         before = len(self.cache.lengths)
-        self._position_shift = only_rows(self._position_shift, indices, before)
+        if self._position_shift is not None:
+            self._position_shift = only_rows(self._position_shift, indices, before)
         self._valid = None if self._valid is None else only_rows(self._valid, indices, before)
         self._per_token = {name: only_rows(types, indices, before) for name, types in self._per_token.items()}
         self.cache.keep_rows(indices)

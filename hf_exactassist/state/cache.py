@@ -117,17 +117,22 @@ class RowLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self._reserve(self._used)
-        start = self.plan.start
-        for store, states in ((self.keys, key_states), (self.values, value_states)):
-            if self.plan.slots is not None:
-                rows = torch.arange(states.shape[0], device=store.device)[:, None]
-                slots = self.plan.slots.to(store.device)
-                places = slots if self.ring is None else slots % self.ring.size
-                store[rows, :, places] = states.transpose(1, 2).to(store.device)
-            else:
-                store[:, :, self.places(start, start + states.shape[2])] = states.to(store.device)
-        keys, values = (store[:, :, : self._used].to(key_states.device) for store in (self.keys, self.values))
+        if self.plan.slots is None:
+            places = self.places(self.plan.start, self.plan.start + key_states.shape[2])
+            self.keys[:, :, places], self.values[:, :, places] = key_states, value_states
+        else:
+            self._write_apart(self.plan.slots.to(self.keys.device), key_states, value_states)
+        keys, values = self.keys[:, :, : self._used], self.values[:, :, : self._used]
+        if keys.device != key_states.device:
+            return keys.to(key_states.device), values.to(key_states.device)
         return keys, values
+
+    def _write_apart(self, slots: torch.Tensor, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Writes states to slots `(B, W)`, other ones in each row."""
+        rows = torch.arange(len(slots), device=slots.device)[:, None]
+        places = slots if self.ring is None else slots % self.ring.size
+        for store, states in ((self.keys, key_states), (self.values, value_states)):
+            store[rows, :, places] = states.transpose(1, 2).to(store.device)
 
     def _reserve(self, slots: int) -> None:
         """Grows the storage in steps of a sixteenth, so that copies stay rare and unused slots few."""
@@ -203,6 +208,17 @@ class RowCache(Cache):
         else:
             self.tokens.scatter_(1, self.plan.slots, tokens)
 
+    def aim_alike(self, start: int, slots: torch.Tensor) -> torch.Tensor:
+        """Names slots that all rows write alike: those of `slots`, which counts from 0, from `start` on.
+
+        Returns:
+            `torch.LongTensor` of shape `(B, W)`: the slots.
+        """
+        self.plan.start, self.plan.slots, self.plan.end = start, None, len(slots)
+        written = slots[start:].expand(len(self.lengths), -1)
+        self._write_rings(written)
+        return written
+
     def aim(self, slots: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
         """Names the slots the next forward writes.
 
@@ -220,14 +236,17 @@ class RowCache(Cache):
         self.plan.start = first[0]
         self.plan.slots = None if aligned else tensor
         self.plan.end = max(max(row) for row in slots) + 1
+        self._write_rings(tensor)
+        return tensor
+
+    def _write_rings(self, slots: torch.Tensor) -> None:
         for ring in self.rings.values():
-            if ring.size - ring.window < tensor.shape[1]:
-                sources = ring.grow(tensor.shape[1])
+            if ring.size - ring.window < slots.shape[1]:
+                sources = ring.grow(slots.shape[1])
                 for layer in self.layers:
                     if layer.ring is ring and layer.is_initialized:
                         layer.lay_out_anew(sources)
-            ring.write(tensor)
-        return tensor
+            ring.write(slots)
 
     def keep_rows(self, indices: Sequence[int]) -> None:
         """Drops all rows but the given ones. Interrupted, it can be called again in the same way."""

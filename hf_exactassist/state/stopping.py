@@ -78,6 +78,11 @@ class StoppingRules:
             if batch > 1:
                 self.in_step.append(type(rule).__name__)
 
+    def up_to_end(self, tokens: list[int]) -> list[int]:
+        """The tokens up to the first one that ends a row."""
+        at = next((i for i, token in enumerate(tokens) if token in self.eos_token_ids), len(tokens))
+        return tokens[: at + 1]
+
     def cut(
         self,
         rows: Rows,

@@ -59,19 +59,25 @@ def accepted_prefix(kept: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     """
     if not kept.shape[1]:
         return torch.zeros(len(kept), dtype=torch.long, device=kept.device)
-    drafted = torch.arange(kept.shape[1], device=kept.device) < torch.tensor(lengths, device=kept.device)[:, None]
-    return (kept & drafted).long().cumprod(dim=1).sum(dim=1)
+    if min(lengths) < kept.shape[1]:
+        places = torch.arange(kept.shape[1], device=kept.device)
+        kept = kept & (places < torch.tensor(lengths, device=kept.device)[:, None])
+    return kept.cumprod(dim=1).sum(dim=1)
 
 
 def take_row(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """`table[b, index[b]]` for every row `b`."""
-    return table[torch.arange(table.shape[0], device=table.device), index]
+    starts = torch.arange(0, table.shape[0] * table.shape[1], table.shape[1], device=table.device)
+    return table.flatten(0, 1).index_select(0, starts + index)
 
 
 def keeps(
     scores: torch.Tensor, tokens: torch.Tensor, probs: torch.Tensor | None, uniforms: torch.Tensor
 ) -> torch.Tensor:
     """Whether each draft token passes its acceptance test.
+
+    One that its own law gives no probability was not drawn, as where processors left the drafter nothing to draw: it
+    is not kept, and the target's own law takes its place.
 
     Args:
         scores (`torch.Tensor` of shape `(..., V)`): processed target scores at the places of the tokens.
@@ -84,8 +90,10 @@ def keeps(
     """
     index = tokens[..., None]
     p = probabilities(scores).gather(-1, index).squeeze(-1)
-    q = torch.ones_like(p) if probs is None else probs.gather(-1, index).squeeze(-1)
-    return accepts(p, q, uniforms)
+    if probs is None:
+        return accepts(p, torch.ones_like(p), uniforms)
+    q = probs.gather(-1, index).squeeze(-1)
+    return accepts(p, q, uniforms) & (q > 0)
 
 
 def verify_sampled(
@@ -105,10 +113,11 @@ def verify_sampled(
         `Verdict`: accepted lengths and terminal tokens. A row whose reached scores hold NaN or no finite value has no
         law to draw from; its terminal "token" is `V`, which the caller must refuse.
     """
-    width = draft.tokens.shape[1]
-    lengths = torch.tensor(draft.lengths, device=draft.tokens.device)
-    # entries beyond a row's length mean nothing, not even a token
-    tokens = draft.tokens.masked_fill(torch.arange(width, device=lengths.device) >= lengths[:, None], 0)
+    tokens, width = draft.tokens, draft.tokens.shape[1]
+    lengths = torch.tensor(draft.lengths, device=tokens.device)
+    if min(draft.lengths) < width:
+        # entries beyond a row's length mean nothing, not even a token
+        tokens = tokens.masked_fill(torch.arange(width, device=tokens.device) >= lengths[:, None], 0)
     if accepted is None:
         accepted = accepted_prefix(keeps(scores[:, :width], tokens, draft.probs, uniforms.accept), draft.lengths)
     weights = probabilities(take_row(scores, accepted))

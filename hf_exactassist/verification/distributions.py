@@ -16,9 +16,12 @@ def probabilities(scores: torch.Tensor) -> torch.Tensor:
         `-inf` alone has no distribution and comes back as zeros; NaN and `+inf` scores make the row NaN.
     """
     scores = scores if scores.dtype == torch.float64 else scores.float()
-    top = scores.amax(dim=-1, keepdim=True)
-    weights = torch.exp(scores - torch.where(top.isfinite(), top, torch.zeros_like(top)))
-    return weights / weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+    law = torch.softmax(scores, dim=-1)
+    empty = scores.amax(dim=-1, keepdim=True) == -torch.inf
+    # a look is cheaper than a pass over the vocabulary, but an accelerator would have to be waited for
+    if empty.device.type != "cpu" or bool(empty.any()):
+        law.masked_fill_(empty, 0.0)
+    return law
 
 
 def online_probabilities(scores: torch.Tensor, block: int = 1024) -> torch.Tensor:

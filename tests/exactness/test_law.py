@@ -168,6 +168,25 @@ def test_law_with_unshared_tokens():
     assert sum(mass for sequence, mass in ours.items() if 3 in sequence[3:]) > 0.1
 
 
+def test_law_where_processors_leave_the_drafter_nothing():
+    """Both tokens that it knows are soon used up: what it drafts then has no law, and is not kept (contract 0x03A)."""
+    vocabulary = 5
+    target, assistant = hash_pair(vocabulary)
+    kwargs, inputs = settings(4, no_repeat_ngram_size=1), {"input_ids": torch.tensor([[3]])}
+    drafter = AssistantModelDrafter(assistant, torch.tensor([True, True, False, False, False]))
+    dead, propose = [], drafter.propose
+
+    def spy(lengths):
+        draft = propose(lengths)
+        dead.append(draft.probs is not None and bool((draft.probs.sum(-1) == 0).any()))
+        return draft
+
+    drafter.propose = spy
+    loop = AssistedDecoding(drafter, ConstantSchedule(3))
+    assert total_variation(plain_law(target, inputs, **kwargs), assisted_law(target, inputs, loop, **kwargs)) < 1e-6
+    assert any(dead)
+
+
 class _Peeking(DraftSchedule):
     """Cheats: the next draft's length depends on a token that was drafted and never reached."""
 

@@ -192,7 +192,12 @@ def test_the_counters_add_up(monkeypatch, proposals, kind, eos):
     ends = [next((i + 1 for i, token in enumerate(row) if token in (eos or ())), len(row)) for row in new]
     assert stats.published == sum(ends) == sum(len(tokens) for c in commits for tokens in c.tokens)
     assert stats.rounds == len(proposals) == len(commits) - 1
-    drafted = [len(tokens) for proposal in proposals for tokens in proposal.tokens]
+    # what is drafted behind an end does not count
+    drafted = [
+        next((i + 1 for i, token in enumerate(tokens) if token in (eos or ())), len(tokens))
+        for proposal in proposals
+        for tokens in proposal.tokens
+    ]
     kept = [min(a, len(t)) for c in commits for a, t in zip(c.accepted, c.tokens, strict=True)]
     terminals = sum(len(t) > a for c in commits for a, t in zip(c.accepted, c.tokens, strict=True))
     assert stats.drafted == sum(drafted) == sum(stats.drafted_by_position)
@@ -216,5 +221,6 @@ def test_accepted_tokens_that_a_stop_cuts_off_are_not_counted():
     ends = [next(i + 1 for i, token in enumerate(row) if token in eos) for row in sequences[:, width:].tolist()]
     assert stats.published == sum(ends)
     kept = [min(a, len(t)) for c in drafter.observed for a, t in zip(c.accepted, c.tokens, strict=True)]
-    assert stats.accepted == sum(kept) < sum(a for c in drafter.observed for a in c.accepted)
+    assert stats.accepted == sum(kept) == sum(a for c in drafter.observed for a in c.accepted)
+    assert stats.drafted == sum(d for c in drafter.observed for d in c.drafted) < 5 * len(drafter.observed)
     assert stats.accepted_by_position == [sum(length > i for length in kept) for i in range(5)]

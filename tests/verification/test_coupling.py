@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_exactassist.records import Draft, Uniforms
-from hf_exactassist.verification.coupling import accepted_prefix, accepts, residual, verify_sampled
+from hf_exactassist.verification.coupling import accepted_prefix, accepts, keeps, residual, verify_sampled
 from hf_exactassist.verification.distributions import inverse_cdf, probabilities
 
 
@@ -368,3 +368,16 @@ def test_no_extreme_of_the_noise_publishes_an_impossible_token(seed, uniform):
     for row, accepted in enumerate(verdict.accepted.tolist()):
         published = [*draft.tokens[row, :accepted].tolist(), verdict.terminal[row].item()]
         assert all(scores[row, place, token] > -INF for place, token in enumerate(published))
+
+
+def test_a_token_without_probability_in_its_own_law_is_not_kept():
+    """It was not drawn, whatever the target thinks of it; the target's own law takes its place (contract 0x03A)."""
+    scores, tokens = torch.zeros(1, 2, 4), torch.tensor([[3, 1]])
+    probs = torch.zeros(1, 2, 4)
+    probs[0, 1, 1] = 1.0
+    uniforms = torch.zeros(1, 2, dtype=torch.float64)
+    assert keeps(scores, tokens, probs, uniforms).tolist() == [[False, True]]
+    terminal = torch.full((1, 3), 0.9, dtype=torch.float64)
+    scores = torch.zeros(1, 3, 4)
+    verdict = verify_sampled(scores, Draft(tokens, (2,), probs), Uniforms(uniforms, terminal))
+    assert (verdict.accepted.tolist(), verdict.terminal.tolist()) == ([0], [3])
