@@ -126,7 +126,7 @@ def observed_rates(rounds: Iterable[tuple[int, int, int]]) -> list[float]:
                 f"A round that drafts {drafted} and accepts {accepted} tokens cannot publish {published}: it "
                 "publishes the accepted ones and the one after them, less what a stop cuts off, but one at least."
             )
-        for i in range(min(accepted + 1, drafted, published)):
+        for i in range(min(drafted, published)):
             if i == len(reached):
                 reached.append(0)
                 kept.append(0)
