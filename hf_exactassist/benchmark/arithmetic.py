@@ -1,8 +1,7 @@
-"""What drafting should cost and bring, from measured costs and acceptance. Plain numbers in, plain numbers out.
+"""What drafting should cost, from measured forwards. Plain numbers in, plain numbers out.
 
-A round with `K` draft tokens costs `K` draft steps and one target forward over `K + 1` tokens, and publishes the
-accepted drafts and one token more. Time per token is the mean cost of a round over the mean number of its tokens: a
-ratio of means, never a mean of ratios.
+A round with `K` draft tokens costs `K` draft steps and one target forward over `K + 1` tokens. What it brings, and
+what that makes of the cost, is in [`~hf_exactassist.ledger`].
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ledger import expected_progress
+from ..ledger import progress_by_length, speedup
 
 
 @dataclass(frozen=True)
@@ -40,41 +39,6 @@ def quartiles(values: Sequence[float]) -> Quartiles:
     if len(values) == 1:
         return Quartiles(values[0], values[0], values[0])
     return Quartiles(*statistics.quantiles(values, n=4, method="inclusive"))
-
-
-def survival(drafted: Sequence[int], accepted: Sequence[int]) -> list[float]:
-    """How likely the draft is accepted up to and including each position.
-
-    Args:
-        drafted (`Sequence[int]`): how often each position was drafted.
-        accepted (`Sequence[int]`): how often each was accepted.
-
-    Returns:
-        `list[float]`: one probability per drafted position, never rising.
-    """
-    chances: list[float] = []
-    for tried, kept in zip(drafted, accepted, strict=True):
-        if not tried:
-            break
-        # rounds at the end of a text are shorter, which can make a later position look better
-        chances.append(min(kept / tried, chances[-1] if chances else 1.0))
-    return chances
-
-
-def acceptance_by_position(surviving: Sequence[float]) -> list[float]:
-    """How likely each draft token is accepted once all before it are; ends where none ever were."""
-    found, before = [], 1.0
-    for chance in surviving:
-        if not before:
-            break
-        found.append(chance / before)
-        before = chance
-    return found
-
-
-def expected_tokens(surviving: Sequence[float]) -> float:
-    """Mean tokens of a round that drafts as many as there are probabilities: 1 + their sum."""
-    return 1.0 + sum(surviving)
 
 
 def verify_seconds(costs: Mapping[int, float], width: int) -> float:
@@ -107,34 +71,13 @@ def expected_speedup(surviving: Sequence[float], length: int, draft_step: float,
     """Speed-up of fixed drafts if nothing but forwards took time (Leviathan et al. 2023, with measured costs).
 
     Args:
-        surviving (`Sequence[float]`): see [`survival`]; at least `length` long.
+        surviving (`Sequence[float]`): see [`~hf_exactassist.ledger.survival`]; at least `length` long.
         length (`int`): tokens per draft.
         draft_step (`float`): seconds of one draft step.
         costs (`Mapping[int, float]`): seconds of target forwards by width; width 1 is a plain step.
     """
-    return verify_seconds(costs, 1) * expected_tokens(surviving[:length]) / round_seconds(length, draft_step, costs)
-
-
-def break_even_acceptance(length: int, round_cost: float, step_cost: float) -> float | None:
-    """The acceptance at which drafting costs as much as it brings, if every draft token had the same.
-
-    Args:
-        length (`int`): tokens per draft.
-        round_cost (`float`): seconds of a round.
-        step_cost (`float`): seconds of a plain step.
-
-    Returns:
-        `float`, *optional*: between 0 and 1; `None` if a round is dearer than the most tokens it can publish.
-    """
-    wanted = round_cost / step_cost
-    if wanted > length + 1:
-        return None
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        enough = expected_progress([middle] * length)[-1] >= wanted
-        low, high = (low, middle) if enough else (middle, high)
-    return high
+    progress = progress_by_length(surviving[:length])[-1]
+    return speedup(progress, round_seconds(length, draft_step, costs), verify_seconds(costs, 1))
 
 
 def draft_lengths(rounds: int, drafted: Sequence[int]) -> dict[int, int]:

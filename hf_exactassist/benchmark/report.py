@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from .. import ledger
 from ..telemetry import AssistStats
 from . import arithmetic
 from .advice import advice
@@ -87,9 +88,7 @@ class _Figures:
         draft_step, costs = self.costs
         lengths = range(1, max(costs))
         break_even = {
-            length: arithmetic.break_even_acceptance(
-                length, arithmetic.round_seconds(length, draft_step, costs), costs[1]
-            )
+            length: ledger.break_even_acceptance(length, arithmetic.round_seconds(length, draft_step, costs), costs[1])
             for length in lengths
         }
         return {
@@ -112,7 +111,7 @@ class _Figures:
             return None
         longest = max(fixed, key=lambda way: way.num_assistant_tokens or 0)
         stats = _total(self.kept(longest))
-        surviving = arithmetic.survival(stats.drafted_by_position, stats.accepted_by_position)
+        surviving = ledger.counted_survival(stats.drafted_by_position, stats.accepted_by_position)
         expected = None
         if self.costs is not None:
             lengths = range(1, len(surviving) + 1)
@@ -120,7 +119,7 @@ class _Figures:
         return {
             "from": longest.name,
             "survival": surviving,
-            "by_position": arithmetic.acceptance_by_position(surviving),
+            "by_position": ledger.reach_rates(surviving),
             "expected_speedup": expected,
         }
 
@@ -232,11 +231,13 @@ class _Figures:
         seconds = statistics.median(self.round_seconds(way))
         result |= {"seconds": seconds, "efficiency": forwards / seconds}
         if stats is not None:
-            result["expected_speedup"] = costs[1] * result["tokens_per_round"] / forwards
+            result["expected_speedup"] = ledger.speedup(result["tokens_per_round"], forwards, costs[1])
         if way.num_assistant_tokens is not None:
             step = statistics.median(self.round_seconds(Variant(PLAIN)))
-            number = way.num_assistant_tokens
-            result["break_even_acceptance"] = arithmetic.break_even_acceptance(number, seconds, step)
+            # where reading the prompts took nearly all the time, what is left can be noise
+            if seconds > 0 and step > 0:
+                number = way.num_assistant_tokens
+                result["break_even_acceptance"] = ledger.break_even_acceptance(number, seconds, step)
         return result
 
     def round_seconds(self, way: Variant) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..ledger import best_length, expected_progress
+from ..ledger import best_length, progress_by_length, survival
 from .acceptance import Acceptance
 from .base import DraftSchedule
 from .costs import RoundCosts
@@ -25,6 +25,10 @@ class _Past:
     acceptance: Acceptance
     idle: int = 0
     distance: int = 1
+
+    def progress(self) -> list[float]:
+        """Expected tokens of a round by draft length."""
+        return progress_by_length(survival(self.acceptance.rates()))
 
 
 class AdaptiveSchedule(DraftSchedule):
@@ -69,7 +73,7 @@ class AdaptiveSchedule(DraftSchedule):
         if not self._clocked:
             return super().lengths(rows)
         pasts, costs = [self._past(row) for row in rows], self._costs.table(len(rows), self.limit)
-        progress = [sum(each) for each in zip(*(expected_progress(p.acceptance.rates()) for p in pasts), strict=True)]
+        progress = [sum(each) for each in zip(*(past.progress() for past in pasts), strict=True)]
         length = best_length(progress, costs)
         if length == 0:
             return [int(any(past.idle >= past.distance for past in pasts))] * len(rows)
@@ -96,7 +100,7 @@ class AdaptiveSchedule(DraftSchedule):
     def _alone(self, past: _Past) -> int:
         """The length that pays best for one row."""
         costs = (self._costs.table if self._clocked else self._costs.estimated)(1, self.limit)
-        return best_length(expected_progress(past.acceptance.rates()), costs)
+        return best_length(past.progress(), costs)
 
     def _past(self, row: int) -> _Past:
         return self._pasts.setdefault(row, _Past(Acceptance(self.limit)))

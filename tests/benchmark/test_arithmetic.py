@@ -1,4 +1,4 @@
-"""Costs and acceptance, by hand."""
+"""Costs of forwards, by hand."""
 
 import pytest
 
@@ -11,25 +11,6 @@ def test_quartiles_lie_between_neighbours():
     assert arithmetic.quartiles([1.0, 2.0]) == arithmetic.Quartiles(1.25, 1.5, 1.75)
     with pytest.raises(ValueError):
         arithmetic.quartiles([])
-
-
-def test_survival_is_accepted_of_drafted_and_never_rises():
-    assert arithmetic.survival([10, 10, 8], [8, 4, 2]) == [0.8, 0.4, 0.25]
-    # only the best rounds got to the third position
-    assert arithmetic.survival([10, 10, 2], [8, 4, 2]) == [0.8, 0.4, 0.4]
-    assert arithmetic.survival([10, 0], [5, 0]) == [0.5]
-    assert arithmetic.survival([], []) == []
-
-
-def test_acceptance_by_position_is_given_those_before():
-    assert arithmetic.acceptance_by_position([0.8, 0.4, 0.1]) == pytest.approx([0.8, 0.5, 0.25])
-    assert arithmetic.acceptance_by_position([0.5, 0.0, 0.0]) == [0.5, 0.0]
-
-
-def test_expected_tokens():
-    assert arithmetic.expected_tokens([]) == 1
-    # of drafts accepted with 0.5 each: (1 - 0.5^4) / (1 - 0.5)
-    assert arithmetic.expected_tokens([0.5, 0.25, 0.125]) == 1.875
 
 
 def test_verify_seconds_are_on_a_line_through_the_nearest_widths():
@@ -50,23 +31,6 @@ def test_expected_speedup_is_a_ratio_of_means():
     assert arithmetic.expected_speedup([0.8, 0.4], 2, 1.5, costs) == pytest.approx(22 / 15)
     # position 2 is not drafted
     assert arithmetic.expected_speedup([0.8, 0.4], 1, 1.5, {1: 10.0, 2: 12.0}) == pytest.approx(18 / 13.5)
-
-
-@pytest.mark.parametrize(
-    ("length", "round_cost", "step_cost", "expected"),
-    [
-        # 1 + a = 1.62
-        (1, 16.2, 10.0, 0.62),
-        # 1 + a + a^2 = 1.75
-        (2, 17.5, 10.0, 0.5),
-        (1, 9.0, 10.0, 0.0),
-        (3, 40.0, 10.0, 1.0),
-        (3, 40.1, 10.0, None),
-    ],
-)
-def test_break_even_acceptance(length, round_cost, step_cost, expected):
-    found = arithmetic.break_even_acceptance(length, round_cost, step_cost)
-    assert found == (None if expected is None else pytest.approx(expected, abs=1e-9))
 
 
 def test_draft_lengths():

@@ -122,6 +122,12 @@ def test_rounds_efficiency_and_break_even():
     assert by_name(report, DEFAULT)["rounds"]["break_even_acceptance"] is None
 
 
+def test_rounds_that_took_less_than_nothing_break_even_nowhere():
+    """The prompts are taken off as they take alone: 2 x (5 + 1) s, of which the whole call took 10."""
+    ours = by_name(figures(made(k2=5.0), "cpu"), K2)["rounds"]
+    assert ours["seconds"] < 0 and ours["break_even_acceptance"] is None
+
+
 def test_forwards_and_acceptance():
     report = figures(made(), "cpu")
     forwards, acceptance = report["forwards"], report["acceptance"]
