@@ -43,9 +43,8 @@ class Standing:
         self._known: Coordinate | None = None
 
     def _describe(self, looks: list[tuple[Any, ...]]) -> dict[str, Any]:
-        parts = {
-            role: identity.describe(model, look) for (role, model), look in zip(self._models.items(), looks, strict=True)
-        }
+        models = zip(self._models.items(), looks, strict=True)
+        parts = {role: identity.describe(model, look) for (role, model), look in models}
         return {role: part if role == "target" else {"model": part} for role, part in parts.items()}
 
     def coordinate(self) -> Coordinate:

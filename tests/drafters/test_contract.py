@@ -149,7 +149,7 @@ def test_a_drawn_token_is_never_taken_back(assistant, threshold, seed):
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("threshold", [0.0, 0.01])
 def test_drafts_stop_after_an_eos(assistant, sampled, threshold):
-    """A55: the EOS is the last token drafted; every other row goes on. Drafts nobody looks into are as long as wanted."""
+    """A55: the EOS is the last token drafted; every other row goes on. Unread drafts are as long as wanted."""
     ids = prompts([4, 4, 4], vocabulary=V, seed=2)["input_ids"]
 
     def noise():
