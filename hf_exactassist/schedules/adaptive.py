@@ -26,6 +26,11 @@ class _Past:
     idle: int = 0
     distance: int = 1
 
+    @property
+    def rests(self) -> bool:
+        """Whether no draft paid when one was last tried, and it is too early to try again."""
+        return 0 < self.idle < self.distance
+
     def progress(self) -> list[float]:
         """Expected tokens of a round by draft length."""
         return progress_by_length(survival(self.acceptance.rates()))
@@ -66,13 +71,16 @@ class AdaptiveSchedule(DraftSchedule):
     def length(self, row: int) -> int:
         """See [`DraftSchedule.length`]."""
         past = self._past(row)
-        return self._alone(past) or int(past.idle >= past.distance)
+        return 0 if past.rests else self._alone(past) or int(past.idle >= past.distance)
 
     def lengths(self, rows: Sequence[int]) -> list[int]:
         """See [`DraftSchedule.lengths`]. With a clock, one length for all rows: shorter drafts would save nothing."""
         if not self._clocked:
             return super().lengths(rows)
-        pasts, costs = [self._past(row) for row in rows], self._costs.table(len(rows), self.limit)
+        pasts = [self._past(row) for row in rows]
+        if all(past.rests for past in pasts):
+            return [0] * len(rows)
+        costs = self._costs.table(len(rows), self.limit)
         progress = [sum(each) for each in zip(*(past.progress() for past in pasts), strict=True)]
         length = best_length(progress, costs)
         if length == 0:
