@@ -92,8 +92,8 @@ def decode(pair: Pair, variant: Variant, rows: Sequence[Sequence[int]], settings
     """
     if variant.kind == TRANSFORMERS and len(rows) > 1:
         alone = [decode(pair, variant, [row], settings) for row in rows]
-        drafts: Counter[int] = sum((Counter(one.drafts) for one in alone), Counter())
-        return Decoded(tuple(one.texts[0] for one in alone), max(one.steps for one in alone), None, dict(drafts))
+        counted: Counter[int] = sum((Counter(one.drafts) for one in alone), Counter())
+        return Decoded(tuple(one.texts[0] for one in alone), max(one.steps for one in alone), None, dict(counted))
     given = {
         **pair.inputs(rows),
         "pad_token_id": pair.pad,
