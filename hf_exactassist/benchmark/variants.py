@@ -97,30 +97,32 @@ def decode(pair: Pair, variant: Variant, rows: Sequence[Sequence[int]], settings
     given = {
         **pair.inputs(rows),
         "pad_token_id": pair.pad,
-        "return_dict_in_generate": True,
         **settings,
     }
+    stats = None
     if variant.kind == PLAIN:
-        output = pair.target.generate(**given)
+        sequences = pair.target.generate(**given)
     elif variant.kind == TRANSFORMERS:
         rounds = _Rounds(given["input_ids"].shape[1])
         with _drafting(pair.assistant, variant.num_assistant_tokens):
-            output = pair.target.generate(
+            sequences = pair.target.generate(
                 **given, assistant_model=pair.assistant, stopping_criteria=StoppingCriteriaList([rounds])
             )
     else:
         if variant.num_assistant_tokens is not None:
             given["num_assistant_tokens"] = variant.num_assistant_tokens
             given["num_assistant_tokens_schedule"] = "constant"
-        output = api.generate(
+        # `generate` tells counters together with a cache, which would have to be made whole
+        session = api.start(
             pair.target,
             **given,
             assistant_model=pair.assistant,
             tokenizer=pair.tokenizer,
             assistant_tokenizer=pair.assistant_tokenizer,
         )
-    new = output.sequences[:, given["input_ids"].shape[1] :].tolist()
-    stats, steps = getattr(output, "assist_stats", None), len(new[0])
+        sequences, stats = session.result(), session.stats
+    new = sequences[:, given["input_ids"].shape[1] :].tolist()
+    steps = len(new[0])
     if variant.kind == TRANSFORMERS:
         drafts = rounds.drafts(variant.num_assistant_tokens or 0, settings["max_new_tokens"])
     else:

@@ -77,7 +77,7 @@ def _parts() -> list[Part]:
     for mode in MODES:
         lines = {"speed": f"d-large-{mode}", "share": f"c-{mode}"}
         measure = _beside(pairs.large, mode, watched=True)
-        parts.append(Part(f"large-{mode}", lines, measure, Budget(3, 48, 3), Budget(1, 16, 1)))
+        parts.append(Part(f"large-{mode}", lines, measure, Budget(3, 64, 3), Budget(1, 16, 1)))
     for name, make in tiny.items():
         for mode in MODES:
             lines = {"speed": f"e-{name}-{mode}"}
