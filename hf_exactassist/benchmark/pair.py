@@ -47,7 +47,12 @@ class Pair:
     @cached_property
     def pad(self) -> int:
         """The token that fills prompts up on the left."""
-        known = (self.target.generation_config.pad_token_id, self.tokenizer.pad_token_id, *sorted(self.ends), 0)
+        known = (
+            self.target.generation_config.pad_token_id,
+            getattr(self.tokenizer, "pad_token_id", None),
+            *sorted(self.ends),
+            0,
+        )
         return next(token for token in known if token is not None)
 
     def inputs(self, rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:

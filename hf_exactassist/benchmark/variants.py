@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
+from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 from .. import api
 from ..telemetry import AssistStats
+from .arithmetic import draft_lengths
 from .pair import Pair
 
 
@@ -45,11 +49,13 @@ class Decoded:
         texts (`tuple[tuple[int, ...], ...]`): new tokens of each row, the one that ends it included.
         steps (`int`): the longest row's tokens: what plain decoding makes that many target forwards for.
         stats (`AssistStats`, *optional*): counters, of this library's calls alone.
+        drafts (`dict[int, int]`): how many rounds of single rows had drafts of which length; steps have none.
     """
 
     texts: tuple[tuple[int, ...], ...]
     steps: int
     stats: AssistStats | None
+    drafts: dict[int, int]
 
     @property
     def new_tokens(self) -> int:
@@ -86,31 +92,64 @@ def decode(pair: Pair, variant: Variant, rows: Sequence[Sequence[int]], settings
     """
     if variant.kind == TRANSFORMERS and len(rows) > 1:
         alone = [decode(pair, variant, [row], settings) for row in rows]
-        return Decoded(tuple(one.texts[0] for one in alone), max(one.steps for one in alone), None)
+        counted: Counter[int] = sum((Counter(one.drafts) for one in alone), Counter())
+        return Decoded(tuple(one.texts[0] for one in alone), max(one.steps for one in alone), None, dict(counted))
     given = {
         **pair.inputs(rows),
         "pad_token_id": pair.pad,
-        "return_dict_in_generate": True,
         **settings,
     }
+    stats = None
     if variant.kind == PLAIN:
-        output = pair.target.generate(**given)
+        sequences = pair.target.generate(**given)
     elif variant.kind == TRANSFORMERS:
+        rounds = _Rounds(given["input_ids"].shape[1])
         with _drafting(pair.assistant, variant.num_assistant_tokens):
-            output = pair.target.generate(**given, assistant_model=pair.assistant)
+            sequences = pair.target.generate(
+                **given, assistant_model=pair.assistant, stopping_criteria=StoppingCriteriaList([rounds])
+            )
     else:
         if variant.num_assistant_tokens is not None:
             given["num_assistant_tokens"] = variant.num_assistant_tokens
             given["num_assistant_tokens_schedule"] = "constant"
-        output = api.generate(
+        # `generate` tells counters together with a cache, which would have to be made whole
+        session = api.start(
             pair.target,
             **given,
             assistant_model=pair.assistant,
             tokenizer=pair.tokenizer,
             assistant_tokenizer=pair.assistant_tokenizer,
         )
-    new = output.sequences[:, given["input_ids"].shape[1] :].tolist()
-    return Decoded(tuple(map(pair.text, new)), len(new[0]), getattr(output, "assist_stats", None))
+        sequences, stats = session.result(), session.stats
+    new = sequences[:, given["input_ids"].shape[1] :].tolist()
+    steps = len(new[0])
+    if variant.kind == TRANSFORMERS:
+        drafts = rounds.drafts(variant.num_assistant_tokens or 0, settings["max_new_tokens"])
+    else:
+        drafts = (
+            {0: (steps - 1) * len(rows)} if stats is None else draft_lengths(stats.rounds, stats.drafted_by_position)
+        )
+    return Decoded(tuple(map(pair.text, new)), steps, stats, drafts)
+
+
+class _Rounds(StoppingCriteria):
+    """Stops nothing, and notes where rounds of Transformers' assisted generation end: it asks once a round.
+
+    Args:
+        start (`int`): where the first begins.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.ends = [start]
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.ends.append(input_ids.shape[1])
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+    def drafts(self, number: int, room: int) -> dict[int, int]:
+        """How many drafts had which length, if the last are cut to leave a place for the target's own token."""
+        limit = self.ends[0] + room - 1
+        return dict(Counter(max(0, min(number, limit - end)) for end in self.ends[:-1]))
 
 
 @contextmanager

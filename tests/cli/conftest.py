@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from hf_exactassist import api
 from hf_exactassist.cli import app
+from hf_exactassist.session import Session
 
 
 TEXT = [
@@ -163,11 +163,11 @@ def tiny_embedded(folders, monkeypatch):
 @pytest.fixture
 def wrong_texts(monkeypatch):
     """Assisted texts end with another token than they should."""
-    assisted = api.generate
+    result = Session.result
 
-    def broken(*args, **kwargs):
-        output = assisted(*args, **kwargs)
-        output.sequences[0, -1] += 1
+    def broken(session):
+        output = result(session)
+        getattr(output, "sequences", output)[0, -1] += 1
         return output
 
-    monkeypatch.setattr("hf_exactassist.api.generate", broken)
+    monkeypatch.setattr(Session, "result", broken)
