@@ -93,7 +93,7 @@ def resolve_drafter(
     if assistant_model is None:
         size = _at_least_one("max_matching_ngram_size", settings.get("max_matching_ngram_size", 2))
         lookup = _at_least_one("prompt_lookup_num_tokens", lookup)
-        return PromptLookupDrafter(lookup, size), ConstantSchedule(lookup)
+        return PromptLookupDrafter(lookup, size), _schedule("constant", lookup, _costs(model, None))
     if lookup is not None:
         raise InvalidArgument("Both `assistant_model` and `prompt_lookup_num_tokens` are set: choose one drafter.")
     own = wrappers.uncompiled(assistant_model)
@@ -128,18 +128,19 @@ def resolve_drafter(
     return drafter, schedule
 
 
-# by target and assistant: what their rounds cost, as far as calls have found out, and for which dtypes and devices
+# by target and drafting model: what their rounds cost, as far as calls have found out, for which dtypes and devices
 _COSTS: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, tuple[Any, RoundCosts]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def _costs(target: PreTrainedModel, assistant: PreTrainedModel) -> RoundCosts:
+def _costs(target: PreTrainedModel, assistant: PreTrainedModel | None) -> RoundCosts:
     known = _COSTS.setdefault(target, weakref.WeakKeyDictionary())
-    state = [(model.dtype, model.device) for model in (target, assistant)]
-    if assistant not in known or known[assistant][0] != state:
-        known[assistant] = (state, RoundCosts(round_estimate(target, assistant)))
-    return known[assistant][1]
+    drafting = PromptLookupDrafter if assistant is None else assistant
+    state = [(model.dtype, model.device) for model in (target, assistant) if model is not None]
+    if drafting not in known or known[drafting][0] != state:
+        known[drafting] = (state, RoundCosts(round_estimate(target, assistant)))
+    return known[drafting][1]
 
 
 def _schedule(name: str, number: int | None, costs: RoundCosts) -> DraftSchedule:
@@ -152,7 +153,9 @@ def _schedule(name: str, number: int | None, costs: RoundCosts) -> DraftSchedule
     }
     if not isinstance(name, str) or name not in kinds:
         raise InvalidArgument(f"`num_assistant_tokens_schedule` must be one of {', '.join(kinds)}, got {name!r}.")
-    return kinds[name]()
+    schedule = kinds[name]()
+    schedule.costs = costs
+    return schedule
 
 
 def _at_least_one(name: str, value: Any) -> int:

@@ -153,6 +153,7 @@ class Session:
         # of each row, the columns that iteration has handed out
         self._delivered = list(self.rows.lengths)
         self._result: Any = None
+        self._seconds = 0.0
         self._abandoned, self._stepping = False, threading.Lock()
 
     def _start_drafter(self, context: DraftingContext) -> None:
@@ -175,11 +176,17 @@ class Session:
             self.rows.state.stats,
             target_forwards=self.scorer.target.forwards,
             draft_forwards=self.drafter.forwards,
+            seconds=self._seconds,
+            costs=self._costs(),
             text_realignments=self.drafter.text_realignments,
             lossy_alignments=self.drafter.lossy_alignments,
             serial=self.serial,
             in_step=self._in_step,
         )
+
+    def _costs(self) -> list[float]:
+        longest = len(self.rows.state.stats.drafted_by_position)
+        return [] if self.schedule.costs is None else self.schedule.costs.table(self.rows.batch, max(longest, 1))
 
     @property
     def finished(self) -> bool:
@@ -242,6 +249,7 @@ class Session:
                 share = 0.0 if max(wanted) <= 1 else share / 2
         is_round = self.rows.state.generation > 0
         self.publish(commit)
+        self._seconds += took if is_round else 0.0
         if self._clocked and is_round:
             self.schedule.timed(len(commit.rows), max(commit.drafted), took)
         return commit

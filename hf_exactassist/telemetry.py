@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, fields, replace
 
+from .ledger import best_length, break_even_acceptance, counted_survival, progress_by_length, speedup
 from .records import Commit
 
 
@@ -14,6 +15,7 @@ class AssistStats:
 
     Attributes:
         rounds (`int`): target rounds, the prefill not counted.
+        row_rounds (`int`): the same, counted for each row that took part.
         drafted (`int`): draft tokens that were judged, all rows.
         accepted (`int`): draft tokens that were accepted and published.
         published (`int`): tokens published, all rows.
@@ -27,11 +29,15 @@ class AssistStats:
             behind its last special token, from the beginning again; the first time of each row is not counted.
         lossy_alignments (`int`): how often its tokens did not stand for the text they were made of.
         serial (`str`, *optional*): why the target was decoded token by token, if drafts cannot help it.
+        seconds (`float`): wall time of the rounds.
+        costs (`list[float]`): what a round costs by draft length, by the sizes of the models and, where they count, by
+            the times rounds have taken; only ratios mean something. Empty where nothing is known.
         in_step (`str`, *optional*): what made all rows of the batch publish equally many tokens a round, if anything
             did: a processor or criterion with one memory for the whole batch.
     """
 
     rounds: int = 0
+    row_rounds: int = 0
     drafted: int = 0
     accepted: int = 0
     published: int = 0
@@ -42,6 +48,8 @@ class AssistStats:
     near_ties: int = 0
     text_realignments: int = 0
     lossy_alignments: int = 0
+    seconds: float = field(default=0.0, compare=False)
+    costs: list[float] = field(default_factory=list, compare=False)
     serial: str | None = None
     in_step: str | None = None
 
@@ -49,6 +57,63 @@ class AssistStats:
     def acceptance_rate(self) -> float:
         """Accepted per drafted token; 0.0 if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens a row publishes in a round: accepted drafts and the one after them."""
+        return 1 + self.accepted / max(self.row_rounds, 1)
+
+    @property
+    def expected_speedup(self) -> float | None:
+        """How many times as fast as plain decoding the rounds were, by `costs`; `None` where these are not known."""
+        cost = self._round_cost()
+        return None if cost is None else speedup(self.tokens_per_round, cost, self.costs[0])
+
+    @property
+    def break_even_acceptance(self) -> float | None:
+        """How often each draft token must be accepted for drafts of the usual length to pay, by `costs`.
+
+        `None` where costs are not known, nothing was drafted, or even perfect drafts do not pay.
+        """
+        drafts = {length: count for length, count in self._draft_lengths().items() if length}
+        if self._round_cost() is None or not drafts:
+            return None
+        usual = max(drafts, key=lambda length: drafts[length])
+        return break_even_acceptance(usual, self.costs[usual], self.costs[0])
+
+    @property
+    def advice(self) -> str:
+        """Whether drafting pays for this pair and text, in a sentence or two; empty where nothing can be said."""
+        if self.serial is not None:
+            return f"Drafts cannot help this target: {self.serial}"
+        expected = self.expected_speedup
+        if expected is None or not self.drafted:
+            return ""
+        surviving = counted_survival(self.drafted_by_position, self.accepted_by_position)
+        best = best_length(progress_by_length(surviving), self.costs[: len(surviving) + 1])
+        if expected > 1:
+            tokens = f"{self.tokens_per_round:.2f} tokens a round"
+            return f"Drafting pays: about {expected:.2f} times plain speed, {tokens}."
+        if best:
+            return f"Drafts of {best} tokens would pay, those made did not: leave `num_assistant_tokens` out."
+        price = self.costs[1] / self.costs[0] - 1
+        return (
+            f"This pair does not pay here: a draft token costs {price:.2f} of a plain step, and {surviving[0]:.2f} of "
+            "first draft tokens are accepted. Drop the assistant, or take a smaller or better one."
+        )
+
+    def _draft_lengths(self) -> dict[int, int]:
+        """How many drafts of single rows had which length."""
+        ends = [*self.drafted_by_position, 0]
+        lengths = {length: ends[length - 1] - ends[length] for length in range(1, len(ends))}
+        return {0: self.row_rounds - ends[0], **lengths}
+
+    def _round_cost(self) -> float | None:
+        """What a round cost on average."""
+        lengths = self._draft_lengths()
+        if not self.row_rounds or len(self.costs) < len(lengths):
+            return None
+        return sum(count * self.costs[length] for length, count in lengths.items()) / self.row_rounds
 
     def __add__(self, other: AssistStats) -> AssistStats:
         """The counters of two calls together."""
@@ -59,6 +124,9 @@ class AssistStats:
             if item.name in positions:
                 pairs = itertools.zip_longest(ours, theirs, fillvalue=0)
                 setattr(total, item.name, [count + more for count, more in pairs])
+            elif item.name == "costs":
+                # they grow more certain, and longer
+                total.costs = max(ours, theirs, key=len)
             elif item.name not in ("serial", "in_step"):
                 setattr(total, item.name, ours + theirs)
         return total
@@ -68,6 +136,7 @@ class AssistStats:
         more = replace(self, drafted_by_position=[*self.drafted_by_position])
         more.accepted_by_position = [*self.accepted_by_position]
         more.rounds += is_round
+        more.row_rounds += is_round * len(commit.rows)
         more.near_ties += commit.near_ties
         for drafted, accepted, tokens in zip(commit.drafted, commit.accepted, commit.tokens, strict=True):
             kept = min(accepted, len(tokens))

@@ -19,6 +19,9 @@ def counters(stats: AssistStats, seconds: float) -> dict[str, Any]:
     """The counters of one call with the rates that follow from them."""
     return {
         **asdict(stats),
+        "expected_speedup": stats.expected_speedup,
+        "break_even_acceptance": stats.break_even_acceptance,
+        "advice": stats.advice,
         "acceptance_rate": stats.acceptance_rate,
         "accepted_per_round": accepted_per_round(stats),
         "seconds": seconds,
@@ -33,7 +36,9 @@ def summary(stats: AssistStats, seconds: float) -> str:
     if stats.serial:
         return f"{tokens} in {seconds:.2f} s ({rate:.1f}/s), token by token: drafts cannot help this model"
     ties = f", {stats.near_ties} at a near tie" if stats.near_ties else ""
+    expected = stats.expected_speedup
+    warning = f". {stats.advice}" if expected is not None and expected <= 1 and stats.advice else ""
     return (
         f"{tokens} in {seconds:.2f} s ({rate:.1f}/s), {stats.target_forwards} target forwards, {stats.accepted} of "
-        f"{stats.drafted} drafted tokens accepted, {accepted_per_round(stats):.2f} per round{ties}"
+        f"{stats.drafted} drafted tokens accepted, {accepted_per_round(stats):.2f} per round{ties}{warning}"
     )

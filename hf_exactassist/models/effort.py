@@ -65,7 +65,12 @@ def _weight(module: torch.nn.Module) -> torch.Tensor | None:
     return getattr(module, "weight", None)
 
 
-def round_estimate(target: PreTrainedModel, assistant: PreTrainedModel) -> Callable[[int, int], float]:
-    """Estimated seconds of a round, by rows and length of their drafts."""
-    verify, draft = Effort(target), Effort(assistant)
-    return lambda rows, length: verify.seconds(rows * (length + 1)) + length * draft.seconds(rows)
+def round_estimate(target: PreTrainedModel, assistant: PreTrainedModel | None) -> Callable[[int, int], float]:
+    """Estimated seconds of a round, by rows and length of their drafts; without an assistant drafts cost nothing."""
+    verify, draft = Effort(target), None if assistant is None else Effort(assistant)
+
+    def seconds(rows: int, length: int) -> float:
+        drafting = 0.0 if draft is None else length * draft.seconds(rows)
+        return verify.seconds(rows * (length + 1)) + drafting
+
+    return seconds

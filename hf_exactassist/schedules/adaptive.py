@@ -49,14 +49,16 @@ class AdaptiveSchedule(DraftSchedule):
         limit (`int`): tokens of a draft at most.
     """
 
+    costs: RoundCosts
+
     def __init__(self, costs: RoundCosts, limit: int = 16) -> None:
         self.limit = limit
-        self._costs = costs
+        self.costs = costs
         self.start()
 
     def describe(self) -> dict[str, Any]:
         """See [`DraftSchedule.describe`]."""
-        return {**super().describe(), "costs": self._costs.estimated(1, self.limit)}
+        return {**super().describe(), "costs": self.costs.estimated(1, self.limit)}
 
     def start(self) -> None:
         """See [`DraftSchedule.start`]."""
@@ -80,13 +82,13 @@ class AdaptiveSchedule(DraftSchedule):
         pasts = [self._past(row) for row in rows]
         if all(past.rests for past in pasts):
             return [0] * len(rows)
-        costs = self._costs.table(len(rows), self.limit)
+        costs = self.costs.table(len(rows), self.limit)
         progress = [sum(each) for each in zip(*(past.progress() for past in pasts), strict=True)]
         length = best_length(progress, costs)
         if length == 0:
             return [int(any(past.idle >= past.distance for past in pasts))] * len(rows)
         gain = progress[length] / costs[length] * costs[0] / progress[0]
-        known = self._costs.is_fresh(len(rows), 0) or (gain > _CLEAR_GAIN and self._costs.knows(0))
+        known = self.costs.is_fresh(len(rows), 0) or (gain > _CLEAR_GAIN and self.costs.knows(0))
         return [length if known or not self._drafting else 0] * len(rows)
 
     def observe(self, row: int, drafted: int, accepted: int) -> None:
@@ -102,12 +104,12 @@ class AdaptiveSchedule(DraftSchedule):
     def timed(self, rows: int, length: int, seconds: float) -> None:
         """See [`DraftSchedule.timed`]. A draft after none takes longer: the assistant reads what it has missed."""
         if self._drafting or length == 0:
-            self._costs.observe(rows, length, seconds)
+            self.costs.observe(rows, length, seconds)
         self._drafting = length > 0
 
     def _alone(self, past: _Past) -> int:
         """The length that pays best for one row."""
-        costs = (self._costs.table if self._clocked else self._costs.estimated)(1, self.limit)
+        costs = (self.costs.table if self._clocked else self.costs.estimated)(1, self.limit)
         return best_length(past.progress(), costs)
 
     def _past(self, row: int) -> _Past:

@@ -13,10 +13,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..state.manifest import settings_of
+from .costs import RoundCosts
 
 
 class DraftSchedule(ABC):
-    """Draft length per row. Rows are original batch indices."""
+    """Draft length per row. Rows are original batch indices.
+
+    Attributes:
+        costs (`RoundCosts`, *optional*): what rounds of the pair cost, where that is known; told with the counters.
+    """
+
+    costs: RoundCosts | None = None
 
     def describe(self) -> dict[str, Any]:
         """What the call's manifest says about the schedule: by default its class and public plain attributes."""

@@ -135,11 +135,11 @@ class RowLayer(CacheLayerMixin):
             store[rows, :, places] = states.transpose(1, 2).to(store.device)
 
     def _reserve(self, slots: int) -> None:
-        """Grows the storage in steps of a sixteenth, so that copies stay rare and unused slots few."""
+        """Grows the storage in steps of a twentieth, so that copies stay rare and unused slots few."""
         capacity = self.keys.shape[2]
         if slots <= capacity:
             return
-        more = max(slots - capacity, capacity // 16, 32)
+        more = max(slots - capacity, capacity // 20, 4)
         self.keys, self.values = (
             torch.cat([store, store.new_zeros((*store.shape[:2], more, store.shape[3]))], dim=2)
             for store in (self.keys, self.values)

@@ -5,10 +5,6 @@ from __future__ import annotations
 import torch
 
 
-# tokens a forward may write before the ring has to grow
-_BLOCK = 16
-
-
 class Ring:
     """Places of slots: slot `s` stands at place `s % size` until slot `s + size` comes.
 
@@ -25,7 +21,8 @@ class Ring:
 
     def __init__(self, window: int) -> None:
         self.window = window
-        self.size = window + _BLOCK
+        # room for single tokens; it grows to the widest block
+        self.size = window + 1
         self.held = torch.zeros(0, self.size, dtype=torch.long, device="cpu")
 
     def begin(self, lengths: list[int], device: torch.device) -> None:

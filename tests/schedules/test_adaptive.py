@@ -128,10 +128,10 @@ def test_what_an_assistant_catches_up_on_is_not_the_cost_of_its_drafts():
     made.timed(1, 0, 1.0)
     made.timed(1, 2, 50.0)
     assert made.lengths([0])[0] > 0
-    before = made._costs.table(1, 4)
+    before = made.costs.table(1, 4)
     made.timed(1, 0, 1.0)
     made.timed(1, 2, 50.0)
-    assert made._costs.table(1, 4) == pytest.approx(before)
+    assert made.costs.table(1, 4) == pytest.approx(before)
 
 
 # --- in calls ---
