@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from .models import admission, checks, compat
+from .models import admission, checks, compat, compiling
 from .options import Options
 from .scoring import Scorer
 from .state.caller_cache import CallerCache, keeper
@@ -17,6 +17,9 @@ from .state.rows import Rows
 
 
 logger = logging.get_logger(__name__)
+
+# tokens of a block with as many drafts as are usual: what a compiled target is tried with
+USUAL_BLOCK = 6
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,14 @@ def open_target(
         checks.check_outputs_with_cache(generation_config, cache)
         user_defined = getattr(cache, "_is_user_defined", False) or options.keep_cache
         returns_cache = bool(generation_config.return_dict_in_generate or user_defined)
+    compiled = options.compile == "both"
+    if compiled:
+        checks.check_compiled(cache, generation_config)
+        compiling.require(model, "target", rows.batch, USUAL_BLOCK)
     caller_cache = keeper(cache)
     # attentions are as wide as the text, and a caller's cache may be too
     keeps_all = bool(model_kwargs.get("output_attentions")) or (
         not lone and returns_cache and caller_cache.wants_all(compat.layer_windows(model))
     )
-    scorer = Scorer(model, rows, options.layout, caller_cache, returns_cache, alone, keeps_all)
+    scorer = Scorer(model, rows, options.layout, caller_cache, returns_cache, alone, keeps_all, compiled)
     return Opening(scorer, caller_cache, returns_cache, serial)

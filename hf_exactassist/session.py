@@ -130,6 +130,7 @@ class Session:
                 model_kwargs,
                 encoder_inputs,
                 self.recall,
+                options.compile is not None,
             )
         )
         self.request_id = uuid.uuid4().hex
@@ -139,7 +140,7 @@ class Session:
             {"target": model, "drafter": drafter.model},
             {
                 "libraries": identity.libraries(),
-                "target": {},
+                "target": {"compiled": True} if options.compile == "both" else {},
                 "drafter": drafter.describe(),
                 "schedule": schedule.describe(),
                 "token_map": {"vocabulary": vocabulary},

@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..errors import UnsupportedArchitecture
 from . import compat, inputs, probes, wrappers
+from .compiled import CompiledRows
 from .encoder import EncoderInputs
 from .lone_rows import LoneRows
 from .runner import RowRunner
@@ -125,7 +126,11 @@ def _choose(model: PreTrainedModel, attention: str, alone: bool) -> tuple[str, s
 
 
 def runner_for(
-    model: PreTrainedModel, position_limit: int | None = None, alone: bool = False, keeps_all: bool = False
+    model: PreTrainedModel,
+    position_limit: int | None = None,
+    alone: bool = False,
+    keeps_all: bool = False,
+    compiled: bool = False,
 ) -> RowRunner | LoneRows:
     """What runs an admitted model.
 
@@ -134,11 +139,14 @@ def runner_for(
         position_limit (`int`, *optional*): see [`RowRunner`].
         alone (`bool`): whether every row must run over a cache of its own.
         keeps_all (`bool`): see [`RowRunner`].
+        compiled (`bool`): whether blocks run compiled; for models that [`compiling.require`] has let pass.
 
     Returns:
         `RowRunner` or `LoneRows`: by the model's strategy.
     """
     strategy = admit(model, alone).strategy
+    if compiled:
+        return CompiledRows(model, position_limit)
     if strategy == ROWS:
         return RowRunner(model, position_limit, keeps_all)
     return LoneRows(model, strategy in (LONE, SERIAL), position_limit)
