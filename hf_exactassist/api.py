@@ -244,7 +244,9 @@ def _prepare(
     if compat.has_whisper_generate(model):
         own = _for_stretches(kind, model, own)
     assistant_tokenizer = kwargs.get("assistant_tokenizer")
-    drafter, schedule = resolve_drafter(model, settings, assistant_model, kwargs.get("tokenizer"), assistant_tokenizer)
+    drafter, schedule = resolve_drafter(
+        model, settings, assistant_model, kwargs.get("tokenizer"), assistant_tokenizer, own["compile"]
+    )
     decoding = kind(
         drafter,
         schedule,

@@ -61,6 +61,10 @@ def open_target(
         ExactAssistError: the call cannot be kept exact.
     """
     cache = model_kwargs.get(compat.CACHE_ARGUMENT)
+    compiled = options.compile == "both"
+    if compiled:
+        checks.check_compiled(cache, generation_config)
+        compiling.require(model, "target", rows.batch, USUAL_BLOCK)
     alone = admission.needs_rows_alone(cache)
     admitted = admission.admit(model, alone)
     serial = admitted.reason if admitted.strategy in (admission.SERIAL, admission.SERIAL_UNCACHED) else None
@@ -84,10 +88,6 @@ def open_target(
         checks.check_outputs_with_cache(generation_config, cache)
         user_defined = getattr(cache, "_is_user_defined", False) or options.keep_cache
         returns_cache = bool(generation_config.return_dict_in_generate or user_defined)
-    compiled = options.compile == "both"
-    if compiled:
-        checks.check_compiled(cache, generation_config)
-        compiling.require(model, "target", rows.batch, USUAL_BLOCK)
     caller_cache = keeper(cache)
     # attentions are as wide as the text, and a caller's cache may be too
     keeps_all = bool(model_kwargs.get("output_attentions")) or (

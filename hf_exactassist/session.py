@@ -26,7 +26,7 @@ from .errors import (
 from .judging import Judge
 from .listeners import Listeners
 from .memory import is_out_of_memory
-from .models import checks, compat, identity, inputs
+from .models import checks, compat, compiled, identity, inputs
 from .models.lone_rows import LoneRows
 from .opening import open_target
 from .options import Options
@@ -229,7 +229,7 @@ class Session:
             return None
         share = 1.0
         while True:
-            wanted, began = self.wanted(share), time.perf_counter()
+            wanted, began, made = self.wanted(share), time.perf_counter(), compiled.made
             try:
                 commit = self.round(wanted)
                 took = time.perf_counter() - began
@@ -243,7 +243,7 @@ class Session:
                 share = 0.0 if max(wanted) <= 1 else share / 2
         is_round = self.rows.state.generation > 0
         self.publish(commit)
-        if self._clocked and is_round:
+        if self._clocked and is_round and made == compiled.made:
             self.schedule.timed(len(commit.rows), max(commit.drafted), took)
         return commit
 

@@ -75,7 +75,7 @@ class AssistantModelDrafter(Drafter):
         """See [`Drafter.start`]. The assistant reads the prompt with its first draft, one with images here and now."""
         super().start(context)
         if context.compiled:
-            compiling.require(self.model, "assistant", context.rows.batch, 1)
+            compiling.require(self.model, "assistant", context.rows.batch, 1, self._position_limit)
         self.forwards = 0
         self._runner: RowRunner | LoneRows | None = None
         # rows in the assistant's cache, and of each the columns that are surely published tokens

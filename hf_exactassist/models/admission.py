@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from ..errors import UnsupportedArchitecture
 from . import compat, inputs, probes, wrappers
 from .compiled import CompiledRows
-from .encoder import EncoderInputs
+from .hooks import hooks_of
 from .lone_rows import LoneRows
 from .runner import RowRunner
 
@@ -76,7 +76,7 @@ def admit(model: PreTrainedModel, alone: bool = False) -> Admission:
     if not reason:
         known = _PROBED.setdefault(model, {})
         patched = compat.prepares_inputs_itself(model)
-        setting = (alone, attention, model.dtype, model.training, patched, _hooks(model), _layers(model))
+        setting = (alone, attention, model.dtype, model.training, patched, hooks_of(model), _layers(model))
         if setting in known:
             strategy, reason, rows_mix = known[setting]
         else:
@@ -165,18 +165,6 @@ def require(model: PreTrainedModel, role: str) -> None:
     admission = admit(model)
     if not admission.admitted:
         raise UnsupportedArchitecture(f"The {role} {type(model).__name__} is not supported: {admission.reason}")
-
-
-def _hooks(model: PreTrainedModel) -> tuple[int, ...]:
-    """What changes a model's forward without changing its class."""
-    found = []
-    for module in model.modules():
-        hooks = {**module._forward_hooks, **module._forward_pre_hooks}
-        # a call's own look at what the encoder reads changes nothing
-        found += [key for key, hook in hooks.items() if getattr(hook, "__func__", None) is not EncoderInputs.note]
-        if "forward" in module.__dict__:
-            found.append(id(module.__dict__["forward"]))
-    return tuple(found)
 
 
 def _layers(model: PreTrainedModel) -> tuple[type, ...]:

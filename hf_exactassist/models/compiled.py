@@ -21,17 +21,20 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ..state.fixed import FixedStorage
 from ..state.layout import visibility
 from . import compat
+from .hooks import hooks_of
 from .runner import RowRunner
 
 
 # what compiles; tests put a backend here that counts
 BACKEND: str | Callable[..., Any] = "inductor"
-# one token, a draft's last with what follows it, a round; few, since compiling takes longer than reading filler
-WIDTHS = (1, 2, 8, 16)
-# the model is a weak key, and no graph holds on to it
-_COMPILED: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[int, ...], Callable[..., torch.Tensor]]] = (
-    weakref.WeakKeyDictionary()
-)
+# forwards compiled so far in this process: a round that waited for one does not say what rounds take
+made = 0
+# few, since compiling takes longer than reading filler
+WIDTHS = (1, 2, 4, 8, 16)
+# of each model, the hooks that its graphs were made with, and these by shape; no graph holds on to its model
+_COMPILED: weakref.WeakKeyDictionary[
+    PreTrainedModel, tuple[tuple[int, ...], dict[tuple[int, ...], Callable[..., torch.Tensor]]]
+] = weakref.WeakKeyDictionary()
 
 
 class CompiledRows(RowRunner):
@@ -47,6 +50,7 @@ class CompiledRows(RowRunner):
     def __init__(self, model: PreTrainedModel, position_limit: int | None = None) -> None:
         super().__init__(model, position_limit, keeps_all=True)
         self.storage = FixedStorage()
+        self._compiled = compiled_for(model)
         windows = [layer.window for layer in self.cache.layers]
         window = next((window for window in windows if window is not None), None)
         # as a ready mask for each kind of layer, or one for all of them
@@ -82,7 +86,9 @@ class CompiledRows(RowRunner):
         kept = 1 if keep == 1 and (right or wide == 1) else wide
         shape = (storage.rows, storage.slots, wide, kept)
         self.forwards += 1
-        logits = compiled(self.model, shape)(
+        if shape not in self._compiled:
+            self._compiled[shape] = _compile(self.model)
+        logits = self._compiled[shape](
             self.model,
             tokens.to(self.device),
             torch.tensor(places, device=self.device),
@@ -119,22 +125,25 @@ class CompiledRows(RowRunner):
         return self._filled[1]
 
 
-def compiled(model: PreTrainedModel, shape: tuple[int, ...]) -> Callable[..., torch.Tensor]:
-    """The compiled [`_read`] of a model for one shape; made at its first call, and kept as long as the model.
+def compiled_for(model: PreTrainedModel) -> dict[tuple[int, ...], Callable[..., torch.Tensor]]:
+    """The compiled forwards of a model by shape, kept as long as the model; torch itself sees when it changes."""
+    hooks = hooks_of(model)
+    if model not in _COMPILED or _COMPILED[model][0] != hooks:
+        # but for hooks, on which it does not look
+        _COMPILED[model] = hooks, {}
+    return _COMPILED[model][1]
 
-    Args:
-        model (`PreTrainedModel`): the model.
-        shape (`tuple[int, ...]`): whatever distinguishes graphs.
-    """
-    known = _COMPILED.setdefault(model, {})
-    if shape not in known:
-        # torch counts variants by code object, and gives up after eight: every shape gets its own
-        read = types.FunctionType(_read.__code__.replace(), _read.__globals__)
-        on_cpu = BACKEND == "inductor" and compat.model_device(model, torch.device("cpu")).type == "cpu"
-        # between small kernels, Python would take as long as they do
-        options: dict[str, Any] | None = {"cpp_wrapper": True} if on_cpu else None
-        known[shape] = torch.compile(read, fullgraph=True, dynamic=False, backend=BACKEND, options=options)
-    return known[shape]
+
+def _compile(model: PreTrainedModel) -> Callable[..., torch.Tensor]:
+    """[`_read`], to be compiled at its first call."""
+    global made
+    made += 1
+    # torch counts variants by code object, and gives up after eight: every shape gets its own
+    read = types.FunctionType(_read.__code__.replace(), _read.__globals__)
+    on_cpu = BACKEND == "inductor" and compat.model_device(model, torch.device("cpu")).type == "cpu"
+    # between small kernels, Python would take as long as they do
+    options: dict[str, Any] | None = {"cpp_wrapper": True} if on_cpu else None
+    return torch.compile(read, fullgraph=True, dynamic=False, backend=BACKEND, options=options)
 
 
 def _read(

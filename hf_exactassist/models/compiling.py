@@ -12,6 +12,7 @@ from ..errors import UnsupportedArgument
 from ..memory import is_out_of_memory
 from ..state.fixed import rounded
 from . import admission, compat, compiled, inputs, probes
+from .hooks import hooks_of
 from .runner import RowRunner
 
 
@@ -20,7 +21,7 @@ _WAY_OUT = {"target": 'pass `compile="draft"`, or leave `compile` out', "assista
 _PASSED: weakref.WeakKeyDictionary[PreTrainedModel, set[Any]] = weakref.WeakKeyDictionary()
 
 
-def require(model: PreTrainedModel, role: str, rows: int, width: int) -> None:
+def require(model: PreTrainedModel, role: str, rows: int, width: int, position_limit: int | None = None) -> None:
     """Refuses a model whose block forwards cannot be compiled.
 
     One block is compiled and compared with the same forward uncompiled, once per model and number of rows; a call of
@@ -31,16 +32,17 @@ def require(model: PreTrainedModel, role: str, rows: int, width: int) -> None:
         role (`str`): `"target"` or `"assistant"`, for the message.
         rows (`int`): rows of the call.
         width (`int`): tokens of a usual block.
+        position_limit (`int`, *optional*): see [`RowRunner`].
 
     Raises:
         UnsupportedArgument: with the reason.
     """
     reason = _surface(model)
     if not reason:
-        setting = (rounded(rows), width, model.dtype, model.device, compiled.BACKEND)
+        setting = (rounded(rows), width, model.dtype, model.device, position_limit, hooks_of(model), compiled.BACKEND)
         known = _PASSED.setdefault(model, set())
         if setting not in known:
-            reason = _trial(model, rounded(rows), width)
+            reason = _trial(model, rounded(rows), width, position_limit)
             if not reason:
                 known.add(setting)
     if reason:
@@ -62,7 +64,7 @@ def _surface(model: PreTrainedModel) -> str:
 
 
 @torch.no_grad()
-def _trial(model: PreTrainedModel, rows: int, width: int) -> str:
+def _trial(model: PreTrainedModel, rows: int, width: int, position_limit: int | None) -> str:
     """Compiles one block and compares it with the same block uncompiled; says what is wrong, if anything."""
     vocabulary = compat.text_config(model).vocab_size
     device = compat.model_device(model, torch.device("cpu"))
@@ -77,14 +79,14 @@ def _trial(model: PreTrainedModel, rows: int, width: int) -> str:
     ):
         try:
             positions = model._prepare_position_ids_for_generation(ids, {"attention_mask": mask})
-            for runner in (RowRunner(model), compiled.CompiledRows(model)):
+            for runner in (RowRunner(model, position_limit), compiled.CompiledRows(model, position_limit)):
                 kwargs = {"attention_mask": mask, "position_ids": positions, "use_cache": True}
                 runner.prefill(ids, GenerationConfig(), kwargs)
                 got.append(runner.forward(block, [2] * rows).logits.float())
         except Exception as error:  # whatever a compiler says of a model, or for want of its own tools
             if is_out_of_memory(error):
                 raise
-            said = str(error).strip().partition("\n")[0]
+            said = " ".join(str(error).split())[:300]
             return f"`torch.compile` failed ({type(error).__name__}: {said})."
     plain, ours = got
     difference = float((plain - ours).abs().max() / plain.std().clamp_min(1e-12))
