@@ -130,7 +130,7 @@ def resolve_drafter(
     return drafter, schedule
 
 
-# by target, assistant and who is compiled: what rounds cost, as far as calls have found out, for which dtype and device
+# by target, assistant and who is compiled: what rounds cost, as far as calls have found out, and for which dtypes
 _COSTS: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[str | None, tuple[Any, RoundCosts]]]] = (
     weakref.WeakKeyDictionary()
 )

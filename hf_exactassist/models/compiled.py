@@ -11,12 +11,12 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..state.fixed import FixedStorage
 from ..state.layout import visibility
@@ -104,7 +104,8 @@ class CompiledRows(RowRunner):
         if logits.shape[1] != keep:
             end = logits.shape[1] if right else width
             logits = logits[:, end - keep : end]
-        return CausalLMOutputWithPast(logits=logits[:rows])
+        # plainer than outputs of Transformers, whose making takes as long as a small kernel
+        return SimpleNamespace(logits=logits[:rows])
 
     def _fill(self) -> tuple[Any, ...]:
         """Position shifts, visible slots and token types of all rows of the storage; made anew when rows change."""

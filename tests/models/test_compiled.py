@@ -241,6 +241,9 @@ def test_a_trial_is_made_once(graphs):
     assert len(graphs) == 1
     step(begun(model), [13] * 3, [2, 6, 2])
     assert len(graphs) == 1
+    decides_in_python(model)
+    with pytest.raises(UnsupportedArgument):
+        compiling.require(model, "target", 3, 6)
 
 
 # --- refusals
