@@ -31,7 +31,7 @@ zoo:
 
 # Models on an accelerator, and split between it and the CPU; skipped where there is none.
 gpu:
-	pytest -m gpu tests/models/test_devices.py
+	pytest -m gpu tests/models/test_devices.py tests/api/test_compile.py
 
 docs:
 	mkdocs build --strict --site-dir build/site

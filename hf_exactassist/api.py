@@ -36,7 +36,7 @@ _PASSED = (
     "streamer",
 )
 # what it does not know
-_OWN = ("seed", "generator", "row_ids", "coupling", "layout", "telemetry")
+_OWN = ("seed", "generator", "row_ids", "coupling", "layout", "compile", "telemetry")
 
 
 def generate(
@@ -58,6 +58,7 @@ def generate(
     row_ids: Sequence[int] | None = None,
     coupling: str | None = None,
     layout: str | None = None,
+    compile: str | None = None,
     telemetry: Any = None,
     **kwargs: Any,
 ) -> Any:
@@ -89,6 +90,9 @@ def generate(
             `torch.manual_seed` (or `seed=`, or `generator=`), at a somewhat lower acceptance.
         layout (`str`, *optional*): `"replay"`, the default, reads the last published token together with the drafts;
             `"retained"` reads it beforehand. The same tokens either way; the first costs one forward a round less.
+        compile (`str`, *optional*): `"draft"` runs the assistant's forwards over drafts through `torch.compile`,
+            `"both"` the target's too; not compiled by default. Compiling takes from seconds to minutes, once per model
+            and shape in a process. Compiled kernels round differently, as other kernels do.
         telemetry (`str`, `PathLike` or `Callable[[dict], None]`, *optional*): gets one record per reached decision
             and one per round; a path is added to as JSON lines.
         **kwargs: generation settings and model arguments, as in Transformers.
@@ -120,6 +124,7 @@ def generate(
         "row_ids": row_ids,
         "coupling": coupling,
         "layout": layout,
+        "compile": compile,
         "telemetry": telemetry,
     }
     settings = call_settings(model, generation_config, kwargs)
@@ -239,7 +244,9 @@ def _prepare(
     if compat.has_whisper_generate(model):
         own = _for_stretches(kind, model, own)
     assistant_tokenizer = kwargs.get("assistant_tokenizer")
-    drafter, schedule = resolve_drafter(model, settings, assistant_model, kwargs.get("tokenizer"), assistant_tokenizer)
+    drafter, schedule = resolve_drafter(
+        model, settings, assistant_model, kwargs.get("tokenizer"), assistant_tokenizer, own["compile"]
+    )
     decoding = kind(
         drafter,
         schedule,
@@ -253,7 +260,7 @@ def _prepare(
 
 def _from_configs(settings: Settings, own: dict[str, Any]) -> dict[str, Any]:
     """This library's settings that a generation config holds and the call does not set."""
-    return {name: settings.get(name) for name in ("coupling", "layout", "seed") if own[name] is None}
+    return {name: settings.get(name) for name in ("coupling", "layout", "compile", "seed") if own[name] is None}
 
 
 def _for_stretches(kind: type[AssistedDecoding], model: PreTrainedModel, own: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from .drafters.base import Drafter
+from .errors import InvalidArgument
 from .models import admission, checks
 from .models.encoder import EncoderInputs
 from .options import Options
@@ -27,7 +28,7 @@ class AssistedDecoding:
         drafter (`Drafter`): proposes tokens.
         schedule (`DraftSchedule`): how many.
         **options: the fields of [`~hf_exactassist.options.Options`]: `streamer` (`generate` gives it the prompt),
-            `seed`, `generator`, `row_ids`, `coupling`, `layout`, `telemetry`, `keep_cache`.
+            `seed`, `generator`, `row_ids`, `coupling`, `layout`, `compile`, `telemetry`, `keep_cache`.
 
     Raises:
         InvalidArgument: an option makes no sense.
@@ -84,6 +85,11 @@ class AssistedDecoding:
     ) -> Session:
         """Checks a prepared call and opens its session; arguments as in [`__call__`]."""
         admission.require(model, "target")
+        if self.options.compile == "draft" and self.drafter.model is None:
+            raise InvalidArgument(
+                '`compile="draft"` compiles an assistant, and this call drafts without a model: pass '
+                '`assistant_model`, `compile="both"` for the target, or leave `compile` out.'
+            )
         checks.check_decoding_mode(generation_config)
         checks.check_model_arguments(model, input_ids, model_kwargs)
         checks.check_batch(model, len(input_ids))

@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from .models import admission, checks, compat
+from .models import admission, checks, compat, compiling
 from .options import Options
 from .scoring import Scorer
 from .state.caller_cache import CallerCache, keeper
@@ -17,6 +17,9 @@ from .state.rows import Rows
 
 
 logger = logging.get_logger(__name__)
+
+# tokens of a block with as many drafts as are usual: what a compiled target is tried with
+USUAL_BLOCK = 6
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,10 @@ def open_target(
         ExactAssistError: the call cannot be kept exact.
     """
     cache = model_kwargs.get(compat.CACHE_ARGUMENT)
+    compiled = options.compile == "both"
+    if compiled:
+        checks.check_compiled(cache, generation_config)
+        compiling.require(model, "target", rows.batch, USUAL_BLOCK)
     alone = admission.needs_rows_alone(cache)
     admitted = admission.admit(model, alone)
     serial = admitted.reason if admitted.strategy in (admission.SERIAL, admission.SERIAL_UNCACHED) else None
@@ -86,5 +93,5 @@ def open_target(
     keeps_all = bool(model_kwargs.get("output_attentions")) or (
         not lone and returns_cache and caller_cache.wants_all(compat.layer_windows(model))
     )
-    scorer = Scorer(model, rows, options.layout, caller_cache, returns_cache, alone, keeps_all)
+    scorer = Scorer(model, rows, options.layout, caller_cache, returns_cache, alone, keeps_all, compiled)
     return Opening(scorer, caller_cache, returns_cache, serial)

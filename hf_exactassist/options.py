@@ -15,6 +15,7 @@ from .errors import InvalidArgument
 
 COUPLINGS = ("maximal", "shared_noise")
 LAYOUTS = ("replay", "retained")
+COMPILED = ("draft", "both")
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Options:
         layout (`str`): `"replay"` reads the last published token together with the drafts; `"retained"` reads it
             beforehand, so that the cache is complete and the first draft's scores are known when drafting begins.
             The same tokens either way.
+        compile (`str`, *optional*): `"draft"` runs the assistant's blocks through `torch.compile`, `"both"` the
+            target's too.
         telemetry (`str`, `PathLike` or `Callable[[dict], None]`, *optional*): gets one record per reached decision and
             per round; a path is written as JSON lines.
 
@@ -47,13 +50,14 @@ class Options:
     keep_cache: bool = False
     coupling: str = "maximal"
     layout: str = "replay"
+    compile: str | None = None
     telemetry: str | PathLike[str] | Callable[[dict[str, Any]], None] | None = None
 
     def __post_init__(self) -> None:
         """Checks every value."""
-        for name, choices in (("coupling", COUPLINGS), ("layout", LAYOUTS)):
+        for name, choices in (("coupling", COUPLINGS), ("layout", LAYOUTS), ("compile", (*COMPILED, None))):
             if getattr(self, name) not in choices:
-                known = " or ".join(f'"{choice}"' for choice in choices)
+                known = " or ".join(f'"{choice}"' if choice else "left out" for choice in choices)
                 raise InvalidArgument(f"`{name}` must be {known}, got {getattr(self, name)!r}.")
         if self.seed is not None:
             object.__setattr__(self, "seed", _natural("seed", self.seed))

@@ -69,6 +69,7 @@ def resolve_drafter(
     assistant_model: PreTrainedModel | None,
     tokenizer: Any = None,
     assistant_tokenizer: Any = None,
+    compiled: str | None = None,
 ) -> tuple[Drafter, DraftSchedule]:
     """Makes the drafter and the schedule a call asks for.
 
@@ -78,6 +79,7 @@ def resolve_drafter(
         assistant_model (`PreTrainedModel`, *optional*): the assistant; prompt lookup without.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the target's.
         assistant_tokenizer (`PreTrainedTokenizerBase`, *optional*): the assistant's.
+        compiled (`str`, *optional*): whose forwards are compiled.
 
     Returns:
         the drafter and the schedule.
@@ -112,7 +114,7 @@ def resolve_drafter(
     # before `generate` turns images into features of the target's
     arguments = {name: settings.kwargs[name] for name in compat.forward_parameters(model) & settings.kwargs.keys()}
     name = settings.get("num_assistant_tokens_schedule", DEFAULT_SCHEDULE if number is None else "constant")
-    schedule = _schedule(name, number, _costs(model, assistant_model))
+    schedule = _schedule(name, number, _costs(model, assistant_model, compiled))
     warpers = own_settings(own.generation_config)
     if shared is None:
         pair = pair_of(*sizes, tokenizer, assistant_tokenizer)
@@ -128,19 +130,19 @@ def resolve_drafter(
     return drafter, schedule
 
 
-# by target and drafting model: what their rounds cost, as far as calls have found out, for which dtypes and devices
-_COSTS: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, tuple[Any, RoundCosts]]] = (
+# by target, drafting model and who is compiled: what rounds cost, as far as calls have found out, and for which dtypes
+_COSTS: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[str | None, tuple[Any, RoundCosts]]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def _costs(target: PreTrainedModel, assistant: PreTrainedModel | None) -> RoundCosts:
-    known = _COSTS.setdefault(target, weakref.WeakKeyDictionary())
+def _costs(target: PreTrainedModel, assistant: PreTrainedModel | None, compiled: str | None = None) -> RoundCosts:
     drafting = PromptLookupDrafter if assistant is None else assistant
+    known = _COSTS.setdefault(target, weakref.WeakKeyDictionary()).setdefault(drafting, {})
     state = [(model.dtype, model.device) for model in (target, assistant) if model is not None]
-    if drafting not in known or known[drafting][0] != state:
-        known[drafting] = (state, RoundCosts(round_estimate(target, assistant)))
-    return known[drafting][1]
+    if compiled not in known or known[compiled][0] != state:
+        known[compiled] = (state, RoundCosts(round_estimate(target, assistant)))
+    return known[compiled][1]
 
 
 def _schedule(name: str, number: int | None, costs: RoundCosts) -> DraftSchedule:

@@ -30,6 +30,7 @@ class Scorer:
         keeps_ended (`bool`): whether states of finished rows are kept, because the caller gets a cache.
         alone (`bool`): whether every row must run over a cache of its own.
         keeps_all (`bool`): whether layers with a window keep what nobody sees any more.
+        compiled (`bool`): whether the target's blocks run compiled.
 
     Attributes:
         target (`RowRunner` or `LoneRows`): the model with its row-addressed cache.
@@ -47,10 +48,11 @@ class Scorer:
         keeps_ended: bool,
         alone: bool = False,
         keeps_all: bool = False,
+        compiled: bool = False,
     ) -> None:
         self.rows, self.layout, self.caller_cache, self.keeps_ended = rows, layout, caller_cache, keeps_ended
         self.held = rows.active
-        self._storage = {"alone": alone, "keeps_all": keeps_all}
+        self._storage = {"alone": alone, "keeps_all": keeps_all, "compiled": compiled}
         self.target = admission.runner_for(model, **self._storage)
         self.shift = 0
         self.first: Any = None

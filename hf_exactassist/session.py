@@ -26,7 +26,7 @@ from .errors import (
 from .judging import Judge
 from .listeners import Listeners
 from .memory import is_out_of_memory
-from .models import checks, compat, identity, inputs
+from .models import checks, compat, compiled, identity, inputs
 from .models.lone_rows import LoneRows
 from .opening import open_target
 from .options import Options
@@ -130,6 +130,7 @@ class Session:
                 model_kwargs,
                 encoder_inputs,
                 self.recall,
+                options.compile is not None,
             )
         )
         self.request_id = uuid.uuid4().hex
@@ -139,7 +140,7 @@ class Session:
             {"target": model, "drafter": drafter.model},
             {
                 "libraries": identity.libraries(),
-                "target": {},
+                "target": {"compiled": True} if options.compile == "both" else {},
                 "drafter": drafter.describe(),
                 "schedule": schedule.describe(),
                 "token_map": {"vocabulary": vocabulary},
@@ -235,7 +236,7 @@ class Session:
             return None
         share = 1.0
         while True:
-            wanted, began = self.wanted(share), time.perf_counter()
+            wanted, began, made = self.wanted(share), time.perf_counter(), compiled.made
             try:
                 commit = self.round(wanted)
                 took = time.perf_counter() - began
@@ -250,7 +251,7 @@ class Session:
         is_round = self.rows.state.generation > 0
         self.publish(commit)
         self._seconds += took if is_round else 0.0
-        if self._clocked and is_round:
+        if self._clocked and is_round and made == compiled.made:
             self.schedule.timed(len(commit.rows), max(commit.drafted), took)
         return commit
 

@@ -23,6 +23,7 @@ _drafting = partial(typer.Option, rich_help_panel="Drafting")
 _records = partial(typer.Option, metavar="FILE", rich_help_panel="Records")
 
 LAYOUTS = ("replay", "retained")
+COMPILED = ("draft", "both")
 
 
 @reports_errors
@@ -74,6 +75,15 @@ def generate(
             show_default="replay",
         ),
     ] = None,
+    compiled: Annotated[
+        str | None,
+        _drafting(
+            "--compile",
+            metavar="NAME",
+            help="Compile the forwards of the draft, or of both models: pays for many prompts.",
+            show_default="none",
+        ),
+    ] = None,
     manifest: Annotated[
         Path | None,
         _records(help="Write what each batch was made with: one JSON object a batch, with a digest."),
@@ -99,8 +109,9 @@ def generate(
     texts = read_prompts(prompts or [], file)
     if stream and len(texts) > 1:
         raise UsageError(f"--stream is for one prompt, and {len(texts)} are given.")
-    if layout not in (None, *LAYOUTS):
-        raise UsageError(f"Unknown --layout {layout!r}: choose one of {', '.join(LAYOUTS)}.")
+    for option, value, choices in (("layout", layout, LAYOUTS), ("compile", compiled, COMPILED)):
+        if value not in (None, *choices):
+            raise UsageError(f"Unknown --{option} {value!r}: choose one of {', '.join(choices)}.")
     _check_files({"--manifest": manifest, "--telemetry": telemetry}, file)
     settings = {
         "max_new_tokens": max_new_tokens,
@@ -110,6 +121,7 @@ def generate(
         **sampling,
         "repetition_penalty": repetition_penalty,
         "layout": layout,
+        "compile": compiled,
         "telemetry": telemetry,
     }
     with quiet_libraries(debug):

@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from ..errors import UnsupportedArgument
 from ..memory import is_out_of_memory
-from ..models import admission, checks, inputs
+from ..models import admission, checks, compiling, inputs
 from ..models.compat import forward_parameters, is_encoder_decoder, model_device, position_limit
 from ..models.encoder import EncoderReading
 from ..models.lone_rows import LoneRows
@@ -76,6 +76,8 @@ class AssistantModelDrafter(Drafter):
     def start(self, context: DraftingContext) -> None:
         """See [`Drafter.start`]. The assistant reads the prompt with its first draft, one with images here and now."""
         super().start(context)
+        if context.compiled:
+            compiling.require(self.model, "assistant", context.rows.batch, 1, self._position_limit)
         self.forwards = 0
         self._runner: RowRunner | LoneRows | None = None
         # rows in the assistant's cache, and of each the columns that are surely published tokens
@@ -101,6 +103,7 @@ class AssistantModelDrafter(Drafter):
         shared = self.shared_tokens.cpu()
         return {
             **settings_of(self),
+            **({"compiled": True} if self.context.compiled else {}),
             "token_map": {"shared": hashlib.sha256(shared.numpy().tobytes()).hexdigest(), "size": len(shared)},
             "processors": self._processors.describe(),
         }
@@ -267,7 +270,9 @@ class AssistantModelDrafter(Drafter):
         # the assistant may stand elsewhere, and not every class of Transformers moves what it is shown
         device = model_device(self.model, ids.device)
         kwargs = {name: part.to(device) if isinstance(part, torch.Tensor) else part for name, part in kwargs.items()}
-        runner = admission.runner_for(self.model, self._position_limit, keeps_all=self.goes_back)
+        runner = admission.runner_for(
+            self.model, self._position_limit, keeps_all=self.goes_back, compiled=self.context.compiled
+        )
         logits = runner.prefill(ids.to(device), GenerationConfig(), kwargs).logits[:, -1:]
         # only now: a failed reading leaves nothing behind
         self.forwards += 1
@@ -292,7 +297,7 @@ class AssistantModelDrafter(Drafter):
         checks.check_shares(self.model, shown, rows.batch)
         ids = self._readable(rows.ids[:, : rows.prompt_length])
         mask = self._mask(rows.prompt_length)
-        runner = admission.runner_for(self.model, self._position_limit)
+        runner = admission.runner_for(self.model, self._position_limit, compiled=self.context.compiled)
         try:
             arguments = {**shown, "attention_mask": mask[::copies]}
             prompts, prepared = inputs.prepared(self.model, ids[::copies], copies, arguments)

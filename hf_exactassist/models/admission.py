@@ -13,7 +13,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..errors import UnsupportedArchitecture
 from . import compat, inputs, probes, wrappers
-from .encoder import EncoderInputs
+from .compiled import CompiledRows
+from .hooks import hooks_of
 from .lone_rows import LoneRows
 from .runner import RowRunner
 
@@ -73,10 +74,9 @@ def admit(model: PreTrainedModel, alone: bool = False) -> Admission:
     if not reason:
         known = _PROBED.setdefault(model, {})
         patched = compat.prepares_inputs_itself(model)
-        modules = compat.all_modules(model)
         # quantization and adapters put other layers into a model, which stays the same object
-        layers = tuple(map(type, modules))
-        setting = (alone, attention, model.dtype, model.training, patched, _hooks(modules), layers)
+        layers = tuple(map(type, compat.all_modules(model)))
+        setting = (alone, attention, model.dtype, model.training, patched, hooks_of(model), layers)
         if setting in known:
             strategy, reason, rows_mix = known[setting]
         else:
@@ -131,7 +131,11 @@ def _choose(model: PreTrainedModel, attention: str, alone: bool) -> tuple[str, s
 
 
 def runner_for(
-    model: PreTrainedModel, position_limit: int | None = None, alone: bool = False, keeps_all: bool = False
+    model: PreTrainedModel,
+    position_limit: int | None = None,
+    alone: bool = False,
+    keeps_all: bool = False,
+    compiled: bool = False,
 ) -> RowRunner | LoneRows:
     """What runs an admitted model.
 
@@ -140,11 +144,14 @@ def runner_for(
         position_limit (`int`, *optional*): see [`RowRunner`].
         alone (`bool`): whether every row must run over a cache of its own.
         keeps_all (`bool`): see [`RowRunner`].
+        compiled (`bool`): whether blocks run compiled; for models that [`compiling.require`] has let pass.
 
     Returns:
         `RowRunner` or `LoneRows`: by the model's strategy.
     """
     strategy = admit(model, alone).strategy
+    if compiled:
+        return CompiledRows(model, position_limit)
     if strategy == ROWS:
         return RowRunner(model, position_limit, keeps_all)
     return LoneRows(model, strategy in (LONE, SERIAL), position_limit)
@@ -165,17 +172,6 @@ def require(model: PreTrainedModel, role: str) -> None:
         raise UnsupportedArchitecture(f"The {role} {type(model).__name__} is not supported: {admission.reason}")
 
 
-def _hooks(modules: list[torch.nn.Module]) -> tuple[int, ...]:
-    """What changes a model's forward without changing its class."""
-    found = []
-    for module in modules:
-        if module._forward_hooks or module._forward_pre_hooks:
-            hooks = {**module._forward_hooks, **module._forward_pre_hooks}
-            # a call's own look at what the encoder reads changes nothing
-            found += [key for key, hook in hooks.items() if getattr(hook, "__func__", None) is not EncoderInputs.note]
-        if "forward" in module.__dict__:
-            found.append(id(module.__dict__["forward"]))
-    return tuple(found)
 
 
 def _drops_out(model: PreTrainedModel) -> bool:

@@ -222,6 +222,28 @@ def check_outputs_with_cache(generation_config: GenerationConfig, cache: Any) ->
         )
 
 
+def check_compiled(cache: Any, generation_config: GenerationConfig) -> None:
+    """Refuses calls whose target cannot run compiled, whatever the model.
+
+    Args:
+        cache (`Cache`, *optional*): the caller's.
+        generation_config (`GenerationConfig`): as `generate` prepared it.
+
+    Raises:
+        UnsupportedArgument: the cache is quantized or offloaded, or hidden states or attentions are to be returned.
+    """
+    wanted = [name for name in inputs.OUTPUT_FLAGS if getattr(generation_config, name)]
+    reason = ""
+    if admission.needs_rows_alone(cache) or getattr(cache, "offloading", False):
+        reason = "it fills a quantized or offloaded cache, whose storage changes place"
+    elif wanted and generation_config.return_dict_in_generate:
+        reason = f"compiled forwards return logits alone, and {' and '.join(wanted)} are asked for"
+    if reason:
+        raise UnsupportedArgument(
+            f'`compile="both"` is not defined for this call: {reason}. Pass `compile="draft"`, or leave that out.'
+        )
+
+
 def check_cache(cache: Any, any_layers: bool = False) -> None:
     """Refuses caches whose states cannot be taken over.
 

@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerFast, TextStreamer
 
 from hf_exactassist import options
 from hf_exactassist.cli import generate as command
+from hf_exactassist.models import compiled
 from hf_exactassist.state import manifest
 
 
@@ -159,8 +160,16 @@ def test_equal_runs_write_equal_manifests(exactassist, folders, tmp_path):
     assert found[0] == found[1] != found[2]
 
 
-def test_layouts_are_those_of_the_library():
-    assert command.LAYOUTS == options.LAYOUTS
+def test_choices_are_those_of_the_library():
+    assert command.LAYOUTS == options.LAYOUTS and command.COMPILED == options.COMPILED
+
+
+def test_compiled_forwards_write_the_same_text(exactassist, folders, monkeypatch):
+    graphs = []
+    monkeypatch.setattr(compiled, "BACKEND", lambda graph, examples: graphs.append(graph) or graph.forward)
+    common = ["generate", *folders.arguments, "-n", 6, "--greedy", "the king"]
+    plain, done = exactassist(*common), exactassist(*common, "--compile", "draft")
+    assert (done.code, done.out) == (0, plain.out) and graphs
 
 
 def test_records_do_not_overwrite_prompts_or_each_other(exactassist, folders, tmp_path):
@@ -235,6 +244,7 @@ def test_several_texts_have_headings_on_stderr_only(exactassist, folders):
         (["--dtype", "int3", "who"], "float32, bfloat16"),
         (["--device", "toaster", "who"], "'toaster'"),
         (["--layout", "rerun", "who"], "replay, retained"),
+        (["--compile", "target", "who"], "draft, both"),
         (["--manifest", "missing/m.jsonl", "who"], "Cannot write --manifest missing/m.jsonl: No such file"),
         (["--telemetry", "missing/t.jsonl", "who"], "Cannot write --telemetry missing/t.jsonl: No such file"),
         (["--telemetry", ".", "who"], "Cannot write --telemetry .: Is a directory"),

@@ -11,6 +11,8 @@ import hf_exactassist.demo
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "docs/getting-started.md", "docs/processors.md", "docs/benchmarks.md"]
+# compiles for half a minute
+PAGES.append(pytest.param("docs/compile.md", marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize("page", PAGES)
