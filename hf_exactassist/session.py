@@ -130,6 +130,7 @@ class Session:
                 model_kwargs,
                 encoder_inputs,
                 self.recall,
+                generation_config.prefill_chunk_size,
             )
         )
         self.request_id = uuid.uuid4().hex

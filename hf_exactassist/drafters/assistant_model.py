@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from ..errors import UnsupportedArgument
 from ..memory import is_out_of_memory
-from ..models import admission, checks, inputs
+from ..models import admission, checks, chunks, inputs
 from ..models.compat import forward_parameters, is_encoder_decoder, model_device, position_limit
 from ..models.encoder import EncoderReading
 from ..models.lone_rows import LoneRows
@@ -266,9 +266,12 @@ class AssistantModelDrafter(Drafter):
         device = model_device(self.model, ids.device)
         kwargs = {name: part.to(device) if isinstance(part, torch.Tensor) else part for name, part in kwargs.items()}
         runner = admission.runner_for(self.model, self._position_limit, keeps_all=self.goes_back)
-        logits = runner.prefill(ids.to(device), GenerationConfig(), kwargs).logits[:, -1:]
+        chunk = self.context.prefill_chunk_size if admission.reads_in_chunks(self.model) else None
+        config = GenerationConfig(prefill_chunk_size=chunk)
+        count = chunks.forwards(ids, None, config)
+        logits = runner.prefill(ids.to(device), config, kwargs).logits[:, -1:]
         # only now: a failed reading leaves nothing behind
-        self.forwards += 1
+        self.forwards += count
         self._runner = runner
         return logits
 

@@ -36,6 +36,7 @@ class DraftingContext:
         arguments (`dict[str, Any]`): its forward arguments as `generate` prepared them; not to be changed.
         encoder_inputs (`dict[str, Any]`, *optional*): what its encoder was given, if it has one and this is known.
         recall (`Recall`, *optional*): makes copies of what the target's processors remember.
+        prefill_chunk_size (`int`, *optional*): tokens of a prompt to read at once; all of them by default.
     """
 
     rows: Rows
@@ -48,6 +49,7 @@ class DraftingContext:
     arguments: dict[str, Any] = field(default_factory=dict)
     encoder_inputs: dict[str, Any] | None = None
     recall: Recall | None = None
+    prefill_chunk_size: int | None = None
 
     def drafting(self, processors: ProcessorPipeline) -> ProcessorPipeline:
         """The processors as a drafter may ask them about one draft: what remembers, as copies."""

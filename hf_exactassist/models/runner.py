@@ -10,7 +10,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from ..state.cache import RowCache, RowStates, only_rows
 from ..state.layout import visibility
-from . import compat, inputs
+from . import chunks, compat, inputs
 
 
 class RowRunner:
@@ -62,8 +62,9 @@ class RowRunner:
             model_kwargs[compat.CACHE_ARGUMENT] = DynamicCache(config=compat.text_config(self.model))
         source = model_kwargs[compat.CACHE_ARGUMENT]
         step = inputs.later_step(self.model, input_ids, model_kwargs)
+        count = chunks.forwards(input_ids, source, generation_config)
         outputs = self.model._prefill(input_ids, generation_config, model_kwargs)
-        self.forwards += 1
+        self.forwards += count
         self._take_over(source, input_ids)
         columns = self.cache.lengths[0]
         self.device = compat.model_device(self.model, input_ids.device)
