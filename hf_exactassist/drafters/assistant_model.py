@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from ..errors import UnsupportedArgument
 from ..memory import is_out_of_memory
-from ..models import admission, checks, chunks, inputs
+from ..models import admission, checks, chunks, heads, inputs
 from ..models.compat import forward_parameters, is_encoder_decoder, model_device, position_limit
 from ..models.encoder import EncoderReading
 from ..models.lone_rows import LoneRows
@@ -255,7 +255,9 @@ class AssistantModelDrafter(Drafter):
 
     def _start_cache(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Reads prompts `(A, P)` of assistant tokens, padded on the left; logits `(A, 1, V)` after the last."""
-        kwargs: dict[str, Any] = {"use_cache": True, **({"logits_to_keep": 1} if self._keeps_logits else {})}
+        kwargs: dict[str, Any] = {"use_cache": True}
+        if self._keeps_logits:
+            kwargs["logits_to_keep"] = heads.last_positions(self.model, 1, ids.shape[1])
         kwargs["decoder_attention_mask" if is_encoder_decoder(self.model) else "attention_mask"] = mask
         kwargs |= self._encoder.of_rows(self.context.rows.active)
         if self._takes_positions:

@@ -10,7 +10,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from ..state.cache import RowCache, RowStates, only_rows
 from ..state.layout import visibility
-from . import chunks, compat, inputs
+from . import chunks, compat, heads, inputs
 
 
 class RowRunner:
@@ -141,7 +141,7 @@ class RowRunner:
         }
         arguments |= {name: types.expand(tokens.shape) for name, types in self._per_token.items()}
         if self._keeps_logits:
-            arguments["logits_to_keep"] = keep
+            arguments["logits_to_keep"] = heads.last_positions(self.model, keep, width)
         self.forwards += 1
         outputs = self.model(**arguments)
         self.cache.note(tokens)
