@@ -20,7 +20,7 @@ from .drafters.prompt_lookup import PromptLookupDrafter
 from .drafters.warpers import own_settings
 from .errors import InvalidArgument, UnsupportedArgument
 from .models import admission, compat, inputs, wrappers
-from .models.effort import round_estimate
+from .models.effort import reading_estimate, round_estimate
 from .schedules import AdaptiveSchedule, ConstantSchedule, DraftSchedule, HeuristicSchedule, RoundCosts
 from .vocabulary.admission import pair_of, shared_tokens
 
@@ -138,7 +138,7 @@ def _costs(target: PreTrainedModel, assistant: PreTrainedModel) -> RoundCosts:
     known = _COSTS.setdefault(target, weakref.WeakKeyDictionary())
     state = [(model.dtype, model.device) for model in (target, assistant)]
     if assistant not in known or known[assistant][0] != state:
-        known[assistant] = (state, RoundCosts(round_estimate(target, assistant)))
+        known[assistant] = (state, RoundCosts(round_estimate(target, assistant), reading_estimate(assistant)))
     return known[assistant][1]
 
 

@@ -133,6 +133,7 @@ class Session:
                 generation_config.prefill_chunk_size,
             )
         )
+        self.schedule.expect(drafter.unread(), self.rules.max_length - self.rows.prompt_length)
         self.request_id = uuid.uuid4().hex
         self.standing = Standing(
             self.scorer,

@@ -92,6 +92,10 @@ class AssistantModelDrafter(Drafter):
         if shown:
             self._read_shown(shown, copies)
 
+    def unread(self) -> list[int]:
+        """See [`Drafter.unread`]. A prompt with images has been read already."""
+        return super().unread() if self._runner is not None else list(self.context.rows.prompt_tokens)
+
     def describe(self) -> dict[str, Any]:
         """See [`Drafter.describe`]."""
         shared = self.shared_tokens.cpu()

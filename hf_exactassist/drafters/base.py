@@ -85,6 +85,10 @@ class Drafter(CandidateGenerator):
         """Prepares for a new call; whatever an earlier call left is forgotten."""
         self.context = context
 
+    def unread(self) -> list[int]:
+        """Tokens of each row that are to be read before its first draft, once started; none by default."""
+        return [0] * self.context.rows.batch
+
     def describe(self) -> dict[str, Any]:
         """What the call's manifest says about the drafter: by default its class and public plain attributes."""
         return settings_of(self)

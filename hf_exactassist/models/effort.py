@@ -69,3 +69,9 @@ def round_estimate(target: PreTrainedModel, assistant: PreTrainedModel) -> Calla
     """Estimated seconds of a round, by rows and length of their drafts."""
     verify, draft = Effort(target), Effort(assistant)
     return lambda rows, length: verify.seconds(rows * (length + 1)) + length * draft.seconds(rows)
+
+
+def reading_estimate(assistant: PreTrainedModel) -> float:
+    """Estimated seconds of each token that an assistant reads beside the one it drafts after."""
+    draft = Effort(assistant)
+    return draft.seconds(2) - draft.seconds(1)

@@ -1,4 +1,4 @@
-"""A frozen head costs no more than another: one product of matrices a forward, but for the one plain `generate` makes."""
+"""A frozen head costs what another does: one product of matrices a forward, but for the one plain `generate` makes."""
 
 import copy
 
