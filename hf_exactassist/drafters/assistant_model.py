@@ -23,6 +23,7 @@ from ..state.manifest import settings_of
 from ..state.processors import ProcessorPipeline
 from ..verification.distributions import choose, inverse_cdf, probabilities
 from .base import Drafter, DraftingContext
+from .placed import Placed
 from .warpers import with_own_warpers
 
 
@@ -66,6 +67,7 @@ class AssistantModelDrafter(Drafter):
         self._takes_positions = "position_ids" in forward_parameters(model)
         self.shared_tokens = shared_tokens
         self._shares_all = bool(shared_tokens.all())
+        self._unshared = Placed(~shared_tokens)
         self.unknown_token = unknown_token
         self.warper_settings = warper_settings or {}
         self.confidence_threshold = confidence_threshold
@@ -75,6 +77,7 @@ class AssistantModelDrafter(Drafter):
         """See [`Drafter.start`]. The assistant reads the prompt with its first draft, one with images here and now."""
         super().start(context)
         self.forwards = 0
+        self._eos = Placed(torch.tensor(sorted(context.eos_token_ids), device="cpu", dtype=torch.long))
         self._runner: RowRunner | LoneRows | None = None
         # rows in the assistant's cache, and of each the columns that are surely published tokens
         self._held = context.rows.active
@@ -190,7 +193,7 @@ class AssistantModelDrafter(Drafter):
     def _within_reach(self, scores: torch.Tensor) -> torch.Tensor:
         if self._shares_all:
             return scores
-        return scores.masked_fill(~self.shared_tokens.to(scores.device), -torch.inf)
+        return scores.masked_fill(self._unshared.on(scores.device), -torch.inf)
 
     def _as_events(self, logits: torch.Tensor) -> torch.Tensor:
         """The assistant's logits `(A, V)` over the target's tokens."""
@@ -212,8 +215,7 @@ class AssistantModelDrafter(Drafter):
 
     def _ends_draft(self, token: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Rows that draft nothing after this token: it ends the row, or the assistant is unsure."""
-        eos = torch.tensor(sorted(self.context.eos_token_ids), device=token.device, dtype=torch.long)
-        ends = torch.isin(token, eos)
+        ends = torch.isin(token, self._eos.on(token.device))
         if self.confidence_threshold:
             ends |= probabilities(scores).gather(1, token[:, None]).squeeze(1) < self.confidence_threshold
         return ends
@@ -330,9 +332,9 @@ class AssistantModelDrafter(Drafter):
         """Tokens as the assistant may read them: unshared ones become `unknown_token`."""
         if self._shares_all:
             return ids
-        shared = self.shared_tokens.to(ids.device)
-        known = (ids < len(shared)) & shared[ids.clamp_max(len(shared) - 1)]
-        return torch.where(known, ids, torch.full_like(ids, self.unknown_token))
+        unshared = self._unshared.on(ids.device)
+        unknown = (ids >= len(unshared)) | unshared[ids.clamp_max(len(unshared) - 1)]
+        return ids.masked_fill(unknown, self.unknown_token)
 
     def observe(self, commit: Commit) -> None:
         """See [`Drafter.observe`]. Accepted drafts the assistant has read need no second reading."""
