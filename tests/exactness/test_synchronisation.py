@@ -64,13 +64,15 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def opened(lengths=RAGGED, how="greedy", k=3, new=40, **settings):
-    """A session whose prompts have been read by both models."""
+def opened(lengths=RAGGED, how="greedy", k=3, new=40, lookup=False, **settings):
+    """A session whose prompts have been read by both models, or by the one that there is."""
     target = tiny()
-    session = hf_exactassist.start(
-        target, **prompts(lengths), assistant_model=noisy(target, EVEN_NOISE["llama"]), num_assistant_tokens=k,
-        max_new_tokens=new, pad_token_id=0, **{"eos_token_id": None, **KINDS[how], **settings},
-    )  # fmt: skip
+    drafting = {"assistant_model": noisy(target, EVEN_NOISE["llama"]), "num_assistant_tokens": k}
+    if lookup:
+        drafting = {"prompt_lookup_num_tokens": k}
+    settings = {"eos_token_id": None, **KINDS[how], **settings}
+    inputs = prompts(lengths)
+    session = hf_exactassist.start(target, **inputs, **drafting, max_new_tokens=new, pad_token_id=0, **settings)
     session.step()
     session.step()
     return session
@@ -96,6 +98,17 @@ def test_a_round_looks_twice(how, lengths, eos, k):
         assert sum(size for _, size in looks.sizes) <= active * (2 * (drafts + 2) + 1)
         rounds += 1
     assert rounds >= 3
+
+
+@pytest.mark.parametrize("lengths", [(30,), (30, 20, 40)])
+def test_prompt_lookup_looks_at_nothing(lengths):
+    """It is told what is published."""
+    session, drafted = opened(lengths, lookup=True, new=60), 0
+    while not session.finished:
+        with Reads() as reads, Looks() as looks:
+            drafted += sum(session.step().drafted)
+        assert [name for name, _ in looks.sizes] == ["tolist"] and reads.names == []
+    assert drafted > 10
 
 
 @pytest.mark.parametrize("lengths", [(6,), RAGGED])
