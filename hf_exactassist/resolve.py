@@ -20,7 +20,7 @@ from .drafters.prompt_lookup import PromptLookupDrafter
 from .drafters.warpers import own_settings
 from .errors import InvalidArgument, UnsupportedArgument
 from .models import admission, compat, inputs, wrappers
-from .models.effort import round_estimate
+from .models.effort import reading_estimate, round_estimate
 from .schedules import AdaptiveSchedule, ConstantSchedule, DraftSchedule, HeuristicSchedule, RoundCosts
 from .vocabulary.admission import pair_of, shared_tokens
 
@@ -141,7 +141,7 @@ def _costs(target: PreTrainedModel, assistant: PreTrainedModel | None, compiled:
     known = _COSTS.setdefault(target, weakref.WeakKeyDictionary()).setdefault(drafting, {})
     state = [(model.dtype, model.device) for model in (target, assistant) if model is not None]
     if compiled not in known or known[compiled][0] != state:
-        known[compiled] = (state, RoundCosts(round_estimate(target, assistant)))
+        known[compiled] = (state, RoundCosts(round_estimate(target, assistant), reading_estimate(assistant)))
     return known[compiled][1]
 
 

@@ -131,8 +131,10 @@ class Session:
                 encoder_inputs,
                 self.recall,
                 options.compile is not None,
+                generation_config.prefill_chunk_size,
             )
         )
+        self.schedule.expect(drafter.unread(), self.rules.max_length - self.rows.prompt_length)
         self.request_id = uuid.uuid4().hex
         self.standing = Standing(
             self.scorer,

@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from ..errors import UnsupportedArgument
 from ..memory import is_out_of_memory
-from ..models import admission, checks, compiling, inputs
+from ..models import admission, checks, chunks, compiling, heads, inputs
 from ..models.compat import forward_parameters, is_encoder_decoder, model_device, position_limit
 from ..models.encoder import EncoderReading
 from ..models.lone_rows import LoneRows
@@ -23,6 +23,7 @@ from ..state.manifest import settings_of
 from ..state.processors import ProcessorPipeline
 from ..verification.distributions import choose, inverse_cdf, probabilities
 from .base import Drafter, DraftingContext
+from .placed import Placed
 from .warpers import with_own_warpers
 
 
@@ -68,6 +69,7 @@ class AssistantModelDrafter(Drafter):
         self._takes_positions = "position_ids" in forward_parameters(model)
         self.shared_tokens = shared_tokens
         self._shares_all = bool(shared_tokens.all())
+        self._unshared = Placed(~shared_tokens)
         self.unknown_token = unknown_token
         self.warper_settings = warper_settings or {}
         self.confidence_threshold = confidence_threshold
@@ -79,6 +81,7 @@ class AssistantModelDrafter(Drafter):
         if context.compiled:
             compiling.require(self.model, "assistant", context.rows.batch, 1, self._position_limit)
         self.forwards = 0
+        self._eos = Placed(torch.tensor(sorted(context.eos_token_ids), device="cpu", dtype=torch.long))
         self._runner: RowRunner | LoneRows | None = None
         # rows in the assistant's cache, and of each the columns that are surely published tokens
         self._held = context.rows.active
@@ -97,6 +100,10 @@ class AssistantModelDrafter(Drafter):
         shown, copies = self._given or (inputs.shown_to(self.model, context.arguments), 1)
         if shown:
             self._read_shown(shown, copies)
+
+    def unread(self) -> list[int]:
+        """See [`Drafter.unread`]. A prompt with images has been read already."""
+        return super().unread() if self._runner is not None else list(self.context.rows.prompt_tokens)
 
     def describe(self) -> dict[str, Any]:
         """See [`Drafter.describe`]."""
@@ -196,7 +203,7 @@ class AssistantModelDrafter(Drafter):
     def _within_reach(self, scores: torch.Tensor) -> torch.Tensor:
         if self._shares_all:
             return scores
-        return scores.masked_fill(~self.shared_tokens.to(scores.device), -torch.inf)
+        return scores.masked_fill(self._unshared.on(scores.device), -torch.inf)
 
     def _as_events(self, logits: torch.Tensor) -> torch.Tensor:
         """The assistant's logits `(A, V)` over the target's tokens."""
@@ -218,8 +225,7 @@ class AssistantModelDrafter(Drafter):
 
     def _ends_draft(self, token: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Rows that draft nothing after this token: it ends the row, or the assistant is unsure."""
-        eos = torch.tensor(sorted(self.context.eos_token_ids), device=token.device, dtype=torch.long)
-        ends = torch.isin(token, eos)
+        ends = torch.isin(token, self._eos.on(token.device))
         if self.confidence_threshold:
             ends |= probabilities(scores).gather(1, token[:, None]).squeeze(1) < self.confidence_threshold
         return ends
@@ -260,7 +266,9 @@ class AssistantModelDrafter(Drafter):
 
     def _start_cache(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Reads prompts `(A, P)` of assistant tokens, padded on the left; logits `(A, 1, V)` after the last."""
-        kwargs: dict[str, Any] = {"use_cache": True, **({"logits_to_keep": 1} if self._keeps_logits else {})}
+        kwargs: dict[str, Any] = {"use_cache": True}
+        if self._keeps_logits:
+            kwargs["logits_to_keep"] = heads.last_positions(self.model, 1, ids.shape[1])
         kwargs["decoder_attention_mask" if is_encoder_decoder(self.model) else "attention_mask"] = mask
         kwargs |= self._encoder.of_rows(self.context.rows.active)
         if self._takes_positions:
@@ -273,9 +281,12 @@ class AssistantModelDrafter(Drafter):
         runner = admission.runner_for(
             self.model, self._position_limit, keeps_all=self.goes_back, compiled=self.context.compiled
         )
-        logits = runner.prefill(ids.to(device), GenerationConfig(), kwargs).logits[:, -1:]
+        chunk = self.context.prefill_chunk_size if admission.reads_in_chunks(self.model) else None
+        config = GenerationConfig(prefill_chunk_size=chunk)
+        count = chunks.forwards(ids, None, config)
+        logits = runner.prefill(ids.to(device), config, kwargs).logits[:, -1:]
         # only now: a failed reading leaves nothing behind
-        self.forwards += 1
+        self.forwards += count
         self._runner = runner
         return logits
 
@@ -328,9 +339,9 @@ class AssistantModelDrafter(Drafter):
         """Tokens as the assistant may read them: unshared ones become `unknown_token`."""
         if self._shares_all:
             return ids
-        shared = self.shared_tokens.to(ids.device)
-        known = (ids < len(shared)) & shared[ids.clamp_max(len(shared) - 1)]
-        return torch.where(known, ids, torch.full_like(ids, self.unknown_token))
+        unshared = self._unshared.on(ids.device)
+        unknown = (ids >= len(unshared)) | unshared[ids.clamp_max(len(unshared) - 1)]
+        return ids.masked_fill(unknown, self.unknown_token)
 
     def observe(self, commit: Commit) -> None:
         """See [`Drafter.observe`]. Accepted drafts the assistant has read need no second reading."""

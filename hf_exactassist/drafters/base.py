@@ -37,6 +37,7 @@ class DraftingContext:
         encoder_inputs (`dict[str, Any]`, *optional*): what its encoder was given, if it has one and this is known.
         recall (`Recall`, *optional*): makes copies of what the target's processors remember.
         compiled (`bool`): whether a model that drafts is to run compiled.
+        prefill_chunk_size (`int`, *optional*): tokens of a prompt to read at once; all of them by default.
     """
 
     rows: Rows
@@ -50,6 +51,7 @@ class DraftingContext:
     encoder_inputs: dict[str, Any] | None = None
     recall: Recall | None = None
     compiled: bool = False
+    prefill_chunk_size: int | None = None
 
     def drafting(self, processors: ProcessorPipeline) -> ProcessorPipeline:
         """The processors as a drafter may ask them about one draft: what remembers, as copies."""
@@ -84,6 +86,10 @@ class Drafter(CandidateGenerator):
     def start(self, context: DraftingContext) -> None:
         """Prepares for a new call; whatever an earlier call left is forgotten."""
         self.context = context
+
+    def unread(self) -> list[int]:
+        """Tokens of each row that are to be read before its first draft, once started; none by default."""
+        return [0] * self.context.rows.batch
 
     def describe(self) -> dict[str, Any]:
         """What the call's manifest says about the drafter: by default its class and public plain attributes."""

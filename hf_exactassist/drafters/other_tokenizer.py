@@ -18,6 +18,7 @@ from ..vocabulary.respelling import text_of
 from ..vocabulary.transcript import Transcript, common_length
 from .assistant_model import AssistantModelDrafter
 from .base import DraftingContext
+from .placed import Placed
 from .ways import Ways
 
 
@@ -68,6 +69,7 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
         self._known = self.vocabulary_map.assistant_size if embedding is None else len(embedding)
         self._ordinary = torch.zeros(self.vocabulary_map.assistant_size, dtype=torch.bool, device="cpu")
         self._ordinary[[token for token in pair.assistant.text if token < len(self._ordinary)]] = True
+        self._special = Placed(~self._ordinary)
         self._transcripts: list[Transcript] = []
 
     @property
@@ -163,7 +165,7 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
         if self._saying:
             own = logits[:, -1, : self.vocabulary_map.assistant_size].to(self.context.rows.ids.device)
             self._said.append(own.argmax(dim=-1))
-            ends = ~self._ordinary.to(own.device)[self._said[-1]]
+            ends = self._special.on(own.device)[self._said[-1]]
             if self.confidence_threshold:
                 ends |= probabilities(own).amax(dim=-1) < self.confidence_threshold
             self._said_last.append(ends)

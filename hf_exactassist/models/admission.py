@@ -157,6 +157,15 @@ def runner_for(
     return LoneRows(model, strategy in (LONE, SERIAL), position_limit)
 
 
+def reads_in_chunks(model: PreTrainedModel) -> bool:
+    """Whether an admitted model's prompt may come in several blocks, each of which goes on from the one before.
+
+    Transformers does so over a cache alone. A decoder that attends to an encoder has short prompts anyway.
+    """
+    over_cache = compat.CACHE_ARGUMENT in compat.forward_parameters(model) and compat.new_cache(model) is not None
+    return over_cache and not compat.reads_encoder(model) and admit(model).strategy in (ROWS, LONE)
+
+
 def require(model: PreTrainedModel, role: str) -> None:
     """Refuses a model that is not admitted.
 
@@ -170,8 +179,6 @@ def require(model: PreTrainedModel, role: str) -> None:
     admission = admit(model)
     if not admission.admitted:
         raise UnsupportedArchitecture(f"The {role} {type(model).__name__} is not supported: {admission.reason}")
-
-
 
 
 def _drops_out(model: PreTrainedModel) -> bool:

@@ -74,3 +74,11 @@ def round_estimate(target: PreTrainedModel, assistant: PreTrainedModel | None) -
         return verify.seconds(rows * (length + 1)) + drafting
 
     return seconds
+
+
+def reading_estimate(assistant: PreTrainedModel | None) -> float:
+    """Estimated seconds of each token that an assistant reads beside the one it drafts after."""
+    if assistant is None:
+        return 0.0
+    draft = Effort(assistant)
+    return draft.seconds(2) - draft.seconds(1)

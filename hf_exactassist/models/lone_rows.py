@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, QuantizedCache
 
 from ..state import snapshot
 from ..state.cache import RowCache
-from . import compat, inputs, step_outputs
+from . import chunks, compat, inputs, step_outputs
 
 
 # earlier states kept per row: the last one gone back to, and those after it where drafts are read token by token
@@ -90,8 +90,9 @@ class LoneRows:
         for i, row in enumerate(self.rows):
             ids = input_ids[i : i + 1, row.pad :][:, : self.position_limit]
             per_token = {name: part[..., : ids.shape[1]] for name, part in row.per_token.items()}
+            count = chunks.forwards(ids, row.past.get(self._cache_argument), generation_config)
             outputs = self.model._prefill(ids, generation_config, {**row.arguments, **per_token, **row.past})
-            self.forwards += 1
+            self.forwards += count
             self._carry(row, outputs, ids.shape[1])
             last.append(outputs.logits[:, -1:])
             if self._says_more:

@@ -10,7 +10,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from ..state.cache import RowCache, RowStates, only_rows
 from ..state.layout import visibility
-from . import compat, inputs
+from . import chunks, compat, heads, inputs
 
 
 class RowRunner:
@@ -65,8 +65,9 @@ class RowRunner:
             model_kwargs[compat.CACHE_ARGUMENT] = DynamicCache(config=compat.text_config(self.model))
         source = model_kwargs[compat.CACHE_ARGUMENT]
         step = inputs.later_step(self.model, input_ids, model_kwargs)
+        count = chunks.forwards(input_ids, source, generation_config)
         outputs = self.model._prefill(input_ids, generation_config, model_kwargs)
-        self.forwards += 1
+        self.forwards += count
         self._take_over(source, input_ids)
         columns = self.cache.lengths[0]
         self.device = compat.model_device(self.model, input_ids.device)
@@ -139,7 +140,7 @@ class RowRunner:
         }
         arguments |= {name: types.expand(tokens.shape) for name, types in self._per_token.items()}
         if self._keeps_logits:
-            arguments["logits_to_keep"] = keep
+            arguments["logits_to_keep"] = heads.last_positions(self.model, keep, width)
         self.forwards += 1
         outputs = self.model(**arguments)
         self.cache.note(tokens)

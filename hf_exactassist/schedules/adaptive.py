@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from .costs import RoundCosts
 _LAST_DISTANCE = 64
 # a round without drafts is timed once, to know what it takes, and now and then where the gain is smaller than this
 _CLEAR_GAIN = 1.5
+# what may be bet on a try of one token: this share of what the tokens that are left take without drafts
+_BET = 0.05
 
 
 @dataclass
@@ -23,6 +26,9 @@ class _Past:
     """What is known of a row."""
 
     acceptance: Acceptance
+    # tokens it may still get, and those the assistant has not read
+    left: float
+    unread: int
     idle: int = 0
     distance: int = 1
 
@@ -44,6 +50,11 @@ class AdaptiveSchedule(DraftSchedule):
     batch draft what pays for all of them together. Elsewhere the estimate stays, so that equal seeds give equal text.
     Where no draft pays, single tokens are tried at growing distances.
 
+    Before a draft the assistant reads what it has not read, which may be a long prompt. So a draft must pay for that
+    too, by what it is expected to save on all the tokens that are left; and a mere try must cost little beside them.
+    Both are estimates, the same in every batch. A row may end before it has got all its tokens: then less is saved
+    than was expected.
+
     Args:
         costs (`RoundCosts`): cost of a round by rows and draft length.
         limit (`int`): tokens of a draft at most.
@@ -58,13 +69,23 @@ class AdaptiveSchedule(DraftSchedule):
 
     def describe(self) -> dict[str, Any]:
         """See [`DraftSchedule.describe`]."""
-        return {**super().describe(), "costs": self.costs.estimated(1, self.limit)}
+        return {
+            **super().describe(),
+            "costs": self.costs.estimated(1, self.limit),
+            "reading": self.costs.catching_up(1, 1),
+        }
 
     def start(self) -> None:
         """See [`DraftSchedule.start`]."""
         self._pasts: dict[int, _Past] = {}
+        self._unread: Sequence[int] = ()
+        self._left = math.inf
         # whether the assistant has nothing to catch up on
         self._clocked = self._drafting = False
+
+    def expect(self, unread: Sequence[int], left: int) -> None:
+        """See [`DraftSchedule.expect`]."""
+        self._unread, self._left = unread, left
 
     def follow_clock(self) -> None:
         """See [`DraftSchedule.follow_clock`]."""
@@ -73,7 +94,7 @@ class AdaptiveSchedule(DraftSchedule):
     def length(self, row: int) -> int:
         """See [`DraftSchedule.length`]."""
         past = self._past(row)
-        return 0 if past.rests else self._alone(past) or int(past.idle >= past.distance)
+        return 0 if past.rests else self._best([past])[0] or int(self._tries([past]))
 
     def lengths(self, rows: Sequence[int]) -> list[int]:
         """See [`DraftSchedule.lengths`]. With a clock, one length for all rows: shorter drafts would save nothing."""
@@ -82,24 +103,23 @@ class AdaptiveSchedule(DraftSchedule):
         pasts = [self._past(row) for row in rows]
         if all(past.rests for past in pasts):
             return [0] * len(rows)
-        costs = self.costs.table(len(rows), self.limit)
-        progress = [sum(each) for each in zip(*(past.progress() for past in pasts), strict=True)]
-        length = best_length(progress, costs)
+        length, gain = self._best(pasts)
         if length == 0:
-            return [int(any(past.idle >= past.distance for past in pasts))] * len(rows)
-        gain = progress[length] / costs[length] * costs[0] / progress[0]
+            return [int(self._tries(pasts))] * len(rows)
         known = self.costs.is_fresh(len(rows), 0) or (gain > _CLEAR_GAIN and self.costs.knows(0))
         return [length if known or not self._drafting else 0] * len(rows)
 
     def observe(self, row: int, drafted: int, accepted: int) -> None:
         """See [`DraftSchedule.observe`]."""
         past = self._past(row)
+        past.left -= accepted + 1
         if not drafted:
             past.idle += 1
+            past.unread += 1
             return
         past.acceptance.observe(drafted, accepted)
-        past.idle = 0
-        past.distance = 1 if self._alone(past) else min(past.distance * 2, _LAST_DISTANCE)
+        past.idle = past.unread = 0
+        past.distance = 1 if self._best([past])[0] else min(past.distance * 2, _LAST_DISTANCE)
 
     def timed(self, rows: int, length: int, seconds: float) -> None:
         """See [`DraftSchedule.timed`]. A draft after none takes longer: the assistant reads what it has missed."""
@@ -107,10 +127,30 @@ class AdaptiveSchedule(DraftSchedule):
             self.costs.observe(rows, length, seconds)
         self._drafting = length > 0
 
-    def _alone(self, past: _Past) -> int:
-        """The length that pays best for one row."""
-        costs = (self.costs.table if self._clocked else self.costs.estimated)(1, self.limit)
-        return best_length(past.progress(), costs)
+    def _best(self, pasts: Sequence[_Past]) -> tuple[int, float]:
+        """The length that pays best for some rows together, and how many times as fast as none that is.
+
+        None if it saves less than the reading before it takes.
+        """
+        costs = (self.costs.table if self._clocked else self.costs.estimated)(len(pasts), self.limit)
+        progress = [sum(each) for each in zip(*(past.progress() for past in pasts), strict=True)]
+        # a draft ends one token before the last that is left
+        sizes = max(int(min(self.limit + 1, max(past.left for past in pasts))), 1)
+        length = best_length(progress[:sizes], costs[:sizes])
+        gain = progress[length] / costs[length] * costs[0] / progress[0]
+        return (length, gain) if 1 - 1 / gain > self._reading(pasts) else (0, 1.0)
+
+    def _tries(self, pasts: Sequence[_Past]) -> bool:
+        """Whether it is time to see if things have changed, and that costs little."""
+        return any(past.idle >= past.distance for past in pasts) and self._reading(pasts) <= _BET
+
+    def _reading(self, pasts: Sequence[_Past]) -> float:
+        """What the reading before a draft takes, as a share of what all tokens that are left take without drafts."""
+        rounds = self.costs.catching_up(len(pasts), sum(past.unread for past in pasts))
+        return rounds * len(pasts) / max(sum(past.left for past in pasts), 1)
 
     def _past(self, row: int) -> _Past:
-        return self._pasts.setdefault(row, _Past(Acceptance(self.limit)))
+        if row not in self._pasts:
+            unread = self._unread[row] if self._unread else 0
+            self._pasts[row] = _Past(Acceptance(self.limit), self._left, unread)
+        return self._pasts[row]

@@ -32,6 +32,14 @@ class DraftSchedule(ABC):
     def start(self) -> None:  # noqa: B027 - most schedules have nothing to forget
         """Forgets earlier calls. The default remembers nothing."""
 
+    def expect(self, unread: Sequence[int], left: int) -> None:  # noqa: B027 - or to learn
+        """Tells what lies before a call: known before any random number, and for each row whatever its batch.
+
+        Args:
+            unread (`Sequence[int]`): of each row, the tokens that the drafter must read before its first draft.
+            left (`int`): tokens that a row may get. It is the most: a row may end earlier, which nobody knows.
+        """
+
     @abstractmethod
     def length(self, row: int) -> int:
         """Tokens row `row` should draft in the coming round, before its budget caps it."""

@@ -23,10 +23,12 @@ class RoundCosts:
 
     Args:
         estimate (`Callable[[int, int], float]`): `estimate(rows, length)`, positive and rising.
+        reading (`float`): what each token takes that the assistant reads before it drafts, in the estimate's unit.
     """
 
-    def __init__(self, estimate: Callable[[int, int], float]) -> None:
+    def __init__(self, estimate: Callable[[int, int], float], reading: float = 0.0) -> None:
         self._estimate = estimate
+        self._reading = reading
         # by rows and length: decayed mean and weight of the times seen, and when the last one was
         self._seen: dict[int, dict[int, tuple[float, float, int]]] = {}
         self._guesses: dict[int, list[float]] = {}
@@ -56,6 +58,10 @@ class RoundCosts:
         if len(self._guesses.get(rows, ())) <= limit:
             self._guesses[rows] = [self._estimate(rows, length) for length in range(limit + 1)]
         return self._guesses[rows][: limit + 1]
+
+    def catching_up(self, rows: int, tokens: int) -> float:
+        """What the assistant's reading of so many tokens takes, in rounds without drafts; always an estimate."""
+        return self._reading * tokens / self.estimated(rows, 0)[0]
 
     def table(self, rows: int, limit: int) -> list[float]:
         """Expected cost of a round by draft length, `0 ... limit`, by what has been observed."""

@@ -1,11 +1,10 @@
 """Prompt lookup copies what followed an earlier occurrence of the last tokens; the target judges it (A21, A43)."""
 
-import dataclasses
-
 import pytest
 import torch
 
 from hf_exactassist.drafters import DraftingContext, PromptLookupDrafter
+from hf_exactassist.records import Commit
 from hf_exactassist.state.processors import ProcessorPipeline
 from hf_exactassist.state.rows import Rows
 from tests.tiny import looping, prompts, same_as_plain, tiny
@@ -78,6 +77,8 @@ def test_padding_is_no_text():
     row = [4, 4, 4, 4, 7, 5, 4]
     assert drafts(started([row]), 3) == [[4, 4, 4]]
     assert drafts(started([row], mask=[[0, 0, 0, 0, 1, 1, 1]]), 3) == [[]]
+    # nor what a mask hides inside
+    assert drafts(started([[3, 4, 9, 5, 6, 3, 4]], mask=[[1, 1, 0, 1, 1, 1, 1]]), 2) == [[5, 6]]
 
 
 def test_drafts_end_with_an_eos():
@@ -93,9 +94,11 @@ def test_tokens_the_target_cannot_emit_are_not_drafted():
 def test_text_generated_so_far_is_looked_up_too():
     """Columns after the prompt belong to the text, and prompt masks do not reach there."""
     drafter = started([[0, 3, 4]], mask=[[0, 1, 1]])
-    rows = drafter.context.rows
-    rows.lay_out([[8, 9, 8]])
-    rows.state = dataclasses.replace(rows.state, lengths=(6,))
+    assert drafts(drafter, 3) == [[]]
+    commit = Commit((0,), (0,), (0,), ((8, 9, 8),), (None,))
+    drafter.context.rows.lay_out(commit.tokens)
+    drafter.context.rows.publish(commit)
+    drafter.observe(commit)
     assert drafts(drafter, 3) == [[9, 8]]
 
 
