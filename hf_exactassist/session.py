@@ -132,6 +132,7 @@ class Session:
                 self.recall,
                 options.compile is not None,
                 generation_config.prefill_chunk_size,
+                self.schedule.goes_on if self._clocked and self.schedule.watches else None,
             )
         )
         self.schedule.expect(drafter.unread(), self.rules.max_length - self.rows.prompt_length)

@@ -134,6 +134,10 @@ class AssistantModelDrafter(Drafter):
         tokens: list[torch.Tensor] = []
         laws: list[torch.Tensor] = []
         last: list[torch.Tensor] = []
+        sure: list[torch.Tensor] = []
+        # looking at a token costs nothing on a CPU alone
+        on_cpu = rows.ids.device.type == "cpu" and not self.reads_drafts
+        goes_on = self.context.goes_on if on_cpu else None
         going = list(range(len(lengths)))
         for i in range(width):
             try:
@@ -155,6 +159,10 @@ class AssistantModelDrafter(Drafter):
                 # the prefix of the next token
                 rows.write_scratch(i, token)
             tokens.append(token)
+            if goes_on is not None:
+                sure.append(probabilities(scores).gather(1, token[:, None]).squeeze(1))
+                if not goes_on(rows.active, torch.stack(sure, dim=1).tolist()):
+                    break
             if self._is_read:
                 last.append(self._ends_draft(token, scores))
             if self.confidence_threshold and bool(torch.stack(last).any(dim=0).all()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +35,8 @@ class DraftingContext:
         target (`PreTrainedModel`, *optional*): the model that verifies.
         arguments (`dict[str, Any]`): its forward arguments as `generate` prepared them; not to be changed.
         encoder_inputs (`dict[str, Any]`, *optional*): what its encoder was given, if it has one and this is known.
+        goes_on (`Callable`, *optional*): `goes_on(rows, confidences)` says whether one more token is worth drafting,
+            given the drafter's own probabilities of those so far; to be asked where it costs no waiting for a device.
         recall (`Recall`, *optional*): makes copies of what the target's processors remember.
         compiled (`bool`): whether a model that drafts is to run compiled.
         prefill_chunk_size (`int`, *optional*): tokens of a prompt to read at once; all of them by default.
@@ -52,6 +54,7 @@ class DraftingContext:
     recall: Recall | None = None
     compiled: bool = False
     prefill_chunk_size: int | None = None
+    goes_on: Callable[[Sequence[int], Sequence[Sequence[float]]], bool] | None = None
 
     def drafting(self, processors: ProcessorPipeline) -> ProcessorPipeline:
         """The processors as a drafter may ask them about one draft: what remembers, as copies."""

@@ -30,9 +30,13 @@ class Acceptance:
             self._reached[i] = self._reached[i] * _DECAY + reached
             self._kept[i] = self._kept[i] * _DECAY + kept
 
+    def overall(self) -> float:
+        """The rate expected where nothing is known of the position."""
+        return (_PRIOR_RATE * _PRIOR_WEIGHT + sum(self._kept)) / (_PRIOR_WEIGHT + sum(self._reached))
+
     def rates(self) -> list[float]:
         """The rate expected at each position."""
-        pooled = (_PRIOR_RATE * _PRIOR_WEIGHT + sum(self._kept)) / (_PRIOR_WEIGHT + sum(self._reached))
+        pooled = self.overall()
         return [
             (pooled * _POOLED_WEIGHT + kept) / (_POOLED_WEIGHT + reached)
             for kept, reached in zip(self._kept, self._reached, strict=True)

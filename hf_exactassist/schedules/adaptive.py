@@ -10,6 +10,7 @@ from typing import Any
 from ..ledger import best_length, progress_by_length, survival
 from .acceptance import Acceptance
 from .base import DraftSchedule
+from .confidence import Confidence
 from .costs import RoundCosts
 
 
@@ -61,6 +62,7 @@ class AdaptiveSchedule(DraftSchedule):
     """
 
     costs: RoundCosts
+    watches = True
 
     def __init__(self, costs: RoundCosts, limit: int = 16) -> None:
         self.limit = limit
@@ -80,6 +82,12 @@ class AdaptiveSchedule(DraftSchedule):
         self._pasts: dict[int, _Past] = {}
         self._unread: Sequence[int] = ()
         self._left = math.inf
+        self._confidence = Confidence()
+        # of each row, how sure the drafter is of the draft that is being judged; none where it does not say
+        self._sure: dict[int, Sequence[float]] = {}
+        self._asked = False
+        # as long as no length has been chosen, drafts go on
+        self._table, self._speed = self.costs.estimated(1, self.limit), 0.0
         # whether the assistant has nothing to catch up on
         self._clocked = self._drafting = False
 
@@ -107,7 +115,22 @@ class AdaptiveSchedule(DraftSchedule):
         if length == 0:
             return [int(self._tries(pasts))] * len(rows)
         known = self.costs.is_fresh(len(rows), 0) or (gain > _CLEAR_GAIN and self.costs.knows(0))
-        return [length if known or not self._drafting else 0] * len(rows)
+        if not known and self._drafting:
+            return [0] * len(rows)
+        # a drafter that asks as it goes ends its drafts itself
+        return [self.limit if self._asked else length] * len(rows)
+
+    def goes_on(self, rows: Sequence[int], confidences: Sequence[Sequence[float]]) -> bool:
+        """See [`DraftSchedule.goes_on`]: while one more token brings more than its time would bring elsewhere."""
+        self._sure, self._asked = dict(zip(rows, confidences, strict=True)), True
+        drafted = len(confidences[0])
+        if drafted >= self.limit:
+            return False
+        gain = 0.0
+        for row, sure in self._sure.items():
+            overall = self._past(row).acceptance.overall()
+            gain += math.prod(self._confidence.rate(each, overall) for each in sure) * overall
+        return gain > self._speed * (self._table[drafted + 1] - self._table[drafted])
 
     def observe(self, row: int, drafted: int, accepted: int) -> None:
         """See [`DraftSchedule.observe`]."""
@@ -118,6 +141,8 @@ class AdaptiveSchedule(DraftSchedule):
             past.unread += 1
             return
         past.acceptance.observe(drafted, accepted)
+        for place, confidence in enumerate(self._sure.pop(row, ())[: min(accepted + 1, drafted)]):
+            self._confidence.observe(confidence, place < accepted)
         past.idle = past.unread = 0
         past.distance = 1 if self._best([past])[0] else min(past.distance * 2, _LAST_DISTANCE)
 
@@ -137,7 +162,9 @@ class AdaptiveSchedule(DraftSchedule):
         # a draft ends one token before the last that is left
         sizes = max(int(min(self.limit + 1, max(past.left for past in pasts))), 1)
         length = best_length(progress[:sizes], costs[:sizes])
-        gain = progress[length] / costs[length] * costs[0] / progress[0]
+        # tokens per second of all rows, beside which one token more is judged
+        self._table, self._speed = costs, progress[length] / costs[length]
+        gain = self._speed * costs[0] / progress[0]
         return (length, gain) if 1 - 1 / gain > self._reading(pasts) else (0, 1.0)
 
     def _tries(self, pasts: Sequence[_Past]) -> bool:

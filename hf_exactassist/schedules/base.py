@@ -24,6 +24,8 @@ class DraftSchedule(ABC):
     """
 
     costs: RoundCosts | None = None
+    # whether it wants to be asked, token by token, if a draft goes on
+    watches = False
 
     def describe(self) -> dict[str, Any]:
         """What the call's manifest says about the schedule: by default its class and public plain attributes."""
@@ -53,6 +55,15 @@ class DraftSchedule(ABC):
 
     def follow_clock(self) -> None:  # noqa: B027 - or to learn
         """Times will be told, and rows may look at each other: greedy text, and shared noise, is the same anyway."""
+
+    def goes_on(self, rows: Sequence[int], confidences: Sequence[Sequence[float]]) -> bool:
+        """Whether drafts are worth one more token. Only asked where times are told, and a look costs nothing.
+
+        Args:
+            rows (`Sequence[int]`): the active rows.
+            confidences (`Sequence[Sequence[float]]`): of each, the drafter's own probability of the tokens so far.
+        """
+        return True
 
     def timed(self, rows: int, length: int, seconds: float) -> None:  # noqa: B027 - or to learn
         """Tells how long a round of `rows` rows with drafts of up to `length` tokens took, judging included."""

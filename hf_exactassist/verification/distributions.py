@@ -5,6 +5,10 @@ from __future__ import annotations
 import torch
 
 
+# where a look at a tensor costs less than a pass over the vocabulary; an accelerator would have to be waited for
+LOOKS_ARE_FREE = ("cpu",)
+
+
 def probabilities(scores: torch.Tensor) -> torch.Tensor:
     """Max-shifted softmax over the last axis, in float32 or better.
 
@@ -18,8 +22,7 @@ def probabilities(scores: torch.Tensor) -> torch.Tensor:
     scores = scores if scores.dtype == torch.float64 else scores.float()
     law = torch.softmax(scores, dim=-1)
     empty = scores.amax(dim=-1, keepdim=True) == -torch.inf
-    # a look is cheaper than a pass over the vocabulary, but an accelerator would have to be waited for
-    if empty.device.type != "cpu" or bool(empty.any()):
+    if empty.device.type not in LOOKS_ARE_FREE or bool(empty.any()):
         law.masked_fill_(empty, 0.0)
     return law
 

@@ -1,7 +1,7 @@
 """What a round reads from the device, and what its cache writes copy; counted, not timed.
 
-On an accelerator every look of the host at a tensor waits for all work before it. A round has two such looks, both at
-a few numbers a row: how long the drafts have become, and what was decided.
+On an accelerator every look of the host at a tensor waits for all work before it. A round has one such look, at a few
+numbers a row: what was drafted and decided.
 """
 
 import copy
@@ -14,10 +14,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hf_exactassist
 from hf_exactassist.drafters.placed import Placed
 from hf_exactassist.state.cache import RowLayer
+from hf_exactassist.verification import distributions
 from tests.tiny import EVEN_NOISE, noisy, prompts, tiny
 
 
 RAGGED = (6, 2, 4)
+
+
+@pytest.fixture(autouse=True)
+def as_on_an_accelerator(monkeypatch):
+    """Where looks are not free."""
+    monkeypatch.setattr(distributions, "LOOKS_ARE_FREE", ())
+
+
 KINDS = {
     "greedy": {"do_sample": False},
     "maximal": {"do_sample": True, "coupling": "maximal", "top_k": 0, "seed": 3},
@@ -82,7 +91,7 @@ def opened(lengths=RAGGED, how="greedy", k=3, new=40, lookup=False, **settings):
 @pytest.mark.parametrize("eos", [None, [19]])
 @pytest.mark.parametrize("lengths", [(6,), RAGGED])
 @pytest.mark.parametrize("how", KINDS)
-def test_a_round_looks_twice(how, lengths, eos, k):
+def test_a_round_looks_once(how, lengths, eos, k):
     """Not once per row, per draft token or per layer, nor at anything as large as a vocabulary or a text."""
     session = opened(lengths, how, k, eos_token_id=eos)
     rounds = 0
@@ -91,8 +100,7 @@ def test_a_round_looks_twice(how, lengths, eos, k):
         drafts = max(session.wanted(1.0))
         with Reads() as reads, Looks() as looks:
             session.step()
-        # a last round without room for drafts has nothing to ask about them
-        assert [name for name, _ in looks.sizes] == ["tolist"] * (1 + (drafts > 0)), looks.sizes
+        assert [name for name, _ in looks.sizes] == ["tolist"], looks.sizes
         assert reads.names == []
         # a draft, its frontier, the token after it and how much of it was kept: twice, as drafted and as read
         assert sum(size for _, size in looks.sizes) <= active * (2 * (drafts + 2) + 1)
@@ -121,7 +129,7 @@ def test_each_further_draft_token_brings_one_table_to_the_device(how, lengths):
         with Looks() as looks:
             session.propose([k] * len(lengths))
         brought[k] = looks.brought
-    assert 0 < brought[2] <= brought[6] <= brought[2] + 4
+    assert brought[2] <= brought[6] <= brought[2] + 4
 
 
 @pytest.mark.parametrize("look", ["item", "bool", "mask", "index", "repr"])
@@ -195,14 +203,14 @@ def test_writes_copy_what_is_written_whatever_the_length_of_the_text(copies, row
 
 
 def test_storage_grows_rarely(copies):
-    """In steps of 32 slots or more, so that all copies into larger storage are a few times what it holds at last."""
+    """In steps of a twentieth, so that copies into larger storage are some twenty times what it holds at last."""
     target = tiny()
     settings = {"do_sample": False, "max_new_tokens": 300, "eos_token_id": None, "num_assistant_tokens": 4}
     hf_exactassist.generate(target, **prompts([30]), assistant_model=copy.deepcopy(target), **settings)
     layers, grown = 2 * target.config.num_hidden_layers, [copied for _, copied, grew in copies if grew]
-    assert len(grown) <= layers * (300 // 32 + 1)
+    assert len(grown) <= layers * (300 // 4 + 1)
     slot = 2 * target.config.num_key_value_heads * target.config.head_dim * 4
-    assert sum(grown) <= 8 * layers * 330 * slot
+    assert sum(grown) <= 24 * layers * 330 * slot
 
 
 # --- what is kept on the device ---

@@ -266,7 +266,7 @@ def test_what_cannot_be_compiled_is_refused(graphs, monkeypatch, spoil, reason, 
     compiling.admission.admit(model)
     spoil(model)
     way_out = 'compile="draft"' if role == "target" else "leave `compile` out"
-    monkeypatch.setattr(compiling.admission, "admit", lambda model: compiling.admission.Admission(True, "", "", {}))
+    monkeypatch.setattr(compiling.admission, "admit", lambda model: compiling.admission.Admission(True, "", ""))
     with pytest.raises(UnsupportedArgument, match=f"(?s)the {role} Llama.*{reason}.*{way_out}"):
         compiling.require(model, role, 1, 6)
 
