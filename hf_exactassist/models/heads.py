@@ -10,7 +10,10 @@ taken as plain `generate` takes them, once a call; all later forwards, and an as
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -41,5 +44,12 @@ def _is_frozen(model: PreTrainedModel) -> bool:
 
 
 def _takes_tensors(model: PreTrainedModel) -> bool:
-    annotation = inspect.signature(model.forward).parameters["logits_to_keep"].annotation
-    return "Tensor" in str(annotation)
+    if "forward" in vars(model):
+        # put over the class's, and perhaps not for long
+        return _declares_tensors.__wrapped__(model.forward)
+    return _declares_tensors(type(model).forward)
+
+
+@functools.lru_cache(maxsize=64)
+def _declares_tensors(forward: Callable[..., Any]) -> bool:
+    return "Tensor" in str(inspect.signature(forward).parameters["logits_to_keep"].annotation)
