@@ -130,6 +130,9 @@ class AssistantModelDrafter(Drafter):
         exponentials = None if shared is None else shared.block(rows.active, rows.steps(), width)
         processors = self.context.drafting(self._processors)
         logits = self._read_published()
+        if self._runner is not None:
+            # token by token, and perhaps all in vain
+            self._runner.cache.make_room(width)
         ends = self._ends()
         tokens: list[torch.Tensor] = []
         laws: list[torch.Tensor] = []

@@ -239,13 +239,18 @@ class RowCache(Cache):
         self._write_rings(tensor)
         return tensor
 
-    def _write_rings(self, slots: torch.Tensor) -> None:
+    def make_room(self, tokens: int) -> None:
+        """Lets so many tokens be written one after the other and taken back, without loss of what a window sees."""
         for ring in self.rings.values():
-            if ring.size - ring.window < slots.shape[1]:
-                sources = ring.grow(slots.shape[1])
+            if ring.size - ring.window < tokens:
+                sources = ring.grow(tokens)
                 for layer in self.layers:
                     if layer.ring is ring and layer.is_initialized:
                         layer.lay_out_anew(sources)
+
+    def _write_rings(self, slots: torch.Tensor) -> None:
+        self.make_room(slots.shape[1])
+        for ring in self.rings.values():
             ring.write(slots)
 
     def keep_rows(self, indices: Sequence[int]) -> None:

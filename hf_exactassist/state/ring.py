@@ -5,6 +5,10 @@ from __future__ import annotations
 import torch
 
 
+# tokens beyond the text that may be written before the ring has to grow
+_BLOCK = 16
+
+
 class Ring:
     """Places of slots: slot `s` stands at place `s % size` until slot `s + size` comes.
 
@@ -21,8 +25,7 @@ class Ring:
 
     def __init__(self, window: int) -> None:
         self.window = window
-        # room for single tokens; it grows to the widest block
-        self.size = window + 1
+        self.size = window + _BLOCK
         self.held = torch.zeros(0, self.size, dtype=torch.long, device="cpu")
 
     def begin(self, lengths: list[int], device: torch.device) -> None:

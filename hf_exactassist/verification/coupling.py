@@ -59,7 +59,7 @@ def accepted_prefix(kept: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     """
     if not kept.shape[1]:
         return torch.zeros(len(kept), dtype=torch.long, device=kept.device)
-    if min(lengths) < kept.shape[1]:
+    if min(lengths, default=0) < kept.shape[1]:
         places = torch.arange(kept.shape[1], device=kept.device)
         kept = kept & (places < torch.tensor(lengths, device=kept.device)[:, None])
     return kept.cumprod(dim=1).sum(dim=1)
@@ -115,7 +115,7 @@ def verify_sampled(
     """
     tokens, width = draft.tokens, draft.tokens.shape[1]
     lengths = torch.tensor(draft.lengths, device=tokens.device)
-    if min(draft.lengths) < width:
+    if min(draft.lengths, default=0) < width:
         # entries beyond a row's length mean nothing, not even a token
         tokens = tokens.masked_fill(torch.arange(width, device=tokens.device) >= lengths[:, None], 0)
     if accepted is None:

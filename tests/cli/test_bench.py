@@ -194,7 +194,9 @@ def test_the_pair_is_left_as_it_was(exactassist, tiny_embedded, monkeypatch):
 def test_the_seed_fixes_what_is_drawn(exactassist, tiny_embedded):
     def counted(seed):
         report = measured(exactassist, "--mode", "sampled", "--seed", seed, "-n", 24)
-        return [one["samples"][0]["stats"] for one in report["cases"][0]["variants"]]
+        found = [one["samples"][0]["stats"] or {} for one in report["cases"][0]["variants"]]
+        # these hang on the clock
+        return [{name: part for name, part in one.items() if name not in ("seconds", "costs")} for one in found]
 
     first = counted(4)
     assert first == counted(4) != counted(5)
