@@ -136,7 +136,7 @@ def test_a_ring_that_is_too_small_for_its_blocks_is_found_out(monkeypatch):
 
 @pytest.mark.parametrize("room", [0, 30])
 def test_tokens_written_one_by_one_and_taken_back(room):
-    """A draft of more tokens than a ring has to spare, all of them rejected: what a window sees must still be there."""
+    """A draft of more tokens than a ring has to spare, all of them rejected: windows still see all."""
     model, ids = tiny("mistral"), prompts([40])["input_ids"]
     logits = []
     for drafted in (0, 30):
