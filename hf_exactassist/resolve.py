@@ -95,7 +95,8 @@ def resolve_drafter(
     if assistant_model is None:
         size = _at_least_one("max_matching_ngram_size", settings.get("max_matching_ngram_size", 2))
         lookup = _at_least_one("prompt_lookup_num_tokens", lookup)
-        return PromptLookupDrafter(lookup, size), _schedule("constant", lookup, _costs(model, None))
+        name = settings.get("num_assistant_tokens_schedule", "constant")
+        return PromptLookupDrafter(lookup, size), _schedule(name, lookup, _costs(model, None))
     if lookup is not None:
         raise InvalidArgument("Both `assistant_model` and `prompt_lookup_num_tokens` are set: choose one drafter.")
     own = wrappers.uncompiled(assistant_model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, fields, replace
 
-from .ledger import best_length, break_even_acceptance, counted_survival, progress_by_length, speedup
+from .ledger import best_length, break_even_acceptance, counted_survival, progress_by_length
 from .records import Commit
 
 
@@ -16,6 +16,8 @@ class AssistStats:
     Attributes:
         rounds (`int`): target rounds, the prefill not counted.
         row_rounds (`int`): the same, counted for each row that took part.
+        steps (`int`): steps that plain `generate` would have made after the prompt: new tokens of the longest row,
+            less the one that comes with the prompt.
         drafted (`int`): draft tokens that were judged, all rows.
         accepted (`int`): draft tokens that were accepted and published.
         published (`int`): tokens published, all rows.
@@ -30,14 +32,16 @@ class AssistStats:
         lossy_alignments (`int`): how often its tokens did not stand for the text they were made of.
         serial (`str`, *optional*): why the target was decoded token by token, if drafts cannot help it.
         seconds (`float`): wall time of the rounds.
-        costs (`list[float]`): what a round costs by draft length, by the sizes of the models and, where they count, by
-            the times rounds have taken; only ratios mean something. Empty where nothing is known.
+        costs (`list[float]`): what a round costs by draft length, by the sizes of the models and, where these are
+            taken, by times of rounds; only ratios mean something. Empty where nothing is known.
+        timed (`bool`): whether rounds without drafts have been timed, so that `costs` compares what was measured.
         in_step (`str`, *optional*): what made all rows of the batch publish equally many tokens a round, if anything
             did: a processor or criterion with one memory for the whole batch.
     """
 
     rounds: int = 0
     row_rounds: int = 0
+    steps: int = 0
     drafted: int = 0
     accepted: int = 0
     published: int = 0
@@ -50,6 +54,7 @@ class AssistStats:
     lossy_alignments: int = 0
     seconds: float = field(default=0.0, compare=False)
     costs: list[float] = field(default_factory=list, compare=False)
+    timed: bool = field(default=False, compare=False)
     serial: str | None = None
     in_step: str | None = None
 
@@ -65,9 +70,14 @@ class AssistStats:
 
     @property
     def expected_speedup(self) -> float | None:
-        """How many times as fast as plain decoding the rounds were, by `costs`; `None` where these are not known."""
+        """How many times as fast as plain steps the rounds were, by `costs`; prompts left out.
+
+        A batch is as slow as its slowest row, with drafts and without. `None` where costs are not known.
+        """
         cost = self._round_cost()
-        return None if cost is None else speedup(self.tokens_per_round, cost, self.costs[0])
+        if cost is None or not self.steps:
+            return None
+        return self.steps * self.costs[0] / (self.rounds * cost)
 
     @property
     def break_even_acceptance(self) -> float | None:
@@ -87,19 +97,30 @@ class AssistStats:
         if self.serial is not None:
             return f"Drafts cannot help this target: {self.serial}"
         expected = self.expected_speedup
-        if expected is None or not self.drafted:
+        if expected is None:
             return ""
+        if not self.drafted:
+            return "Nothing was drafted: by the sizes of the models, no draft would have paid on so few tokens."
         surviving = counted_survival(self.drafted_by_position, self.accepted_by_position)
         best = best_length(progress_by_length(surviving), self.costs[: len(surviving) + 1])
+        by = "by times of rounds" if self.timed else "by the sizes of the models; `exactassist bench` measures"
         if expected > 1:
-            tokens = f"{self.tokens_per_round:.2f} tokens a round"
-            return f"Drafting pays: about {expected:.2f} times plain speed, {tokens}."
+            return (
+                f"Drafting pays: about {expected:.2f} times the speed of plain steps, at {self.tokens_per_round:.2f} "
+                f"tokens a round ({by})."
+            )
         if best:
-            return f"Drafts of {best} tokens would pay, those made did not: leave `num_assistant_tokens` out."
+            return (
+                f"Drafts of {best} token{'s' * (best > 1)} would pay, those made did not ({by}): pass "
+                '`num_assistant_tokens_schedule="adaptive"`.'
+            )
         price = self.costs[1] / self.costs[0] - 1
+        way_out = "Drop prompt lookup"
+        if self.draft_forwards:
+            way_out = "Drop the assistant, or take a smaller or better one"
         return (
-            f"This pair does not pay here: a draft token costs {price:.2f} of a plain step, and {surviving[0]:.2f} of "
-            "first draft tokens are accepted. Drop the assistant, or take a smaller or better one."
+            f"Drafting does not pay here: a draft token costs {price:.2f} of a plain step ({by}), and "
+            f"{surviving[0]:.2f} of first draft tokens are accepted. {way_out}."
         )
 
     def _draft_lengths(self) -> dict[int, int]:
@@ -124,12 +145,18 @@ class AssistStats:
             if item.name in positions:
                 pairs = itertools.zip_longest(ours, theirs, fillvalue=0)
                 setattr(total, item.name, [count + more for count, more in pairs])
+            elif item.name == "timed":
+                total.timed = ours and theirs
             elif item.name == "costs":
                 # they grow more certain, and longer
                 total.costs = max(ours, theirs, key=len)
             elif item.name not in ("serial", "in_step"):
                 setattr(total, item.name, ours + theirs)
         return total
+
+    def __radd__(self, other: int) -> AssistStats:
+        """For `sum`, which begins with 0."""
+        return self if other == 0 else NotImplemented
 
     def after(self, commit: Commit, is_round: bool = True) -> AssistStats:
         """The counters with what one round, or the prefill, published added; these here stay as they are."""

@@ -437,7 +437,7 @@ def main(
     loss = assistant_loss(assistant, target, train_stream, samples)
     assistant_run = fit(assistant, loss, assistant_schedule, seed + 1, work / "assistant.pt")
     # at the pair's acceptance and cost, longer drafts give less
-    assistant = save_checkpoint(assistant, tokenizer, output / "assistant", num_assistant_tokens=3)
+    assistant = save_checkpoint(assistant, tokenizer, output / "assistant")
 
     tokenizer = AutoTokenizer.from_pretrained(output / "target")
     prompt = tokenizer("HAMLET.\n", return_tensors="pt")

@@ -162,12 +162,12 @@ class AssistantModelDrafter(Drafter):
                 # the prefix of the next token
                 rows.write_scratch(i, token)
             tokens.append(token)
+            if self._is_read:
+                last.append(self._ends_draft(token, scores))
             if goes_on is not None:
                 sure.append(probabilities(scores).gather(1, token[:, None]).squeeze(1))
                 if not goes_on(rows.active, torch.stack(sure, dim=1).tolist()):
                     break
-            if self._is_read:
-                last.append(self._ends_draft(token, scores))
             if self.confidence_threshold and bool(torch.stack(last).any(dim=0).all()):
                 break
             if processors.asks_caller:

@@ -32,7 +32,11 @@ def check_decoding_mode(generation_config: GenerationConfig) -> None:
 
     Raises:
         UnsupportedDecodingMode: beams, contrastive search, DoLa, constraints or an ensemble weight.
+        InvalidArgument: chunks of no length.
     """
+    chunk = generation_config.prefill_chunk_size
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        raise InvalidArgument(f"`prefill_chunk_size` must be a whole number of at least 1, got {chunk!r}.")
     if generation_config.assistant_ensemble_weight is not None:
         raise UnsupportedDecodingMode(
             "`assistant_ensemble_weight` trades the target's law for speed, which is never done here: leave it out."

@@ -83,6 +83,9 @@ def _trial(model: PreTrainedModel, rows: int, width: int, position_limit: int | 
                 kwargs = {"attention_mask": mask, "position_ids": positions, "use_cache": True}
                 runner.prefill(ids, GenerationConfig(), kwargs)
                 got.append(runner.forward(block, [2] * rows).logits.float())
+            # Python that changes from call to call, as a hook may, would be compiled anew each time
+            with torch._dynamo.config.patch(error_on_recompile=True):
+                runner.forward(block, [2] * rows)
         except Exception as error:  # whatever a compiler says of a model, or for want of its own tools
             if is_out_of_memory(error):
                 raise

@@ -18,6 +18,8 @@ from .costs import RoundCosts
 _LAST_DISTANCE = 64
 # a round without drafts is timed once, to know what it takes, and now and then where the gain is smaller than this
 _CLEAR_GAIN = 1.5
+# tokens of the first drafts: finding out that an assistant is of no use should cost little
+_FIRST = 2
 # what may be bet on a try of one token: this share of what the tokens that are left take without drafts
 _BET = 0.05
 
@@ -30,6 +32,8 @@ class _Past:
     # tokens it may still get, and those the assistant has not read
     left: float
     unread: int
+    # the longest draft that what has been accepted so far speaks for
+    most: int = _FIRST
     idle: int = 0
     distance: int = 1
 
@@ -118,13 +122,13 @@ class AdaptiveSchedule(DraftSchedule):
         if not known and self._drafting:
             return [0] * len(rows)
         # a drafter that asks as it goes ends its drafts itself
-        return [self.limit if self._asked else length] * len(rows)
+        return [self._most(pasts) if self._asked else length] * len(rows)
 
     def goes_on(self, rows: Sequence[int], confidences: Sequence[Sequence[float]]) -> bool:
         """See [`DraftSchedule.goes_on`]: while one more token brings more than its time would bring elsewhere."""
         self._sure, self._asked = dict(zip(rows, confidences, strict=True)), True
         drafted = len(confidences[0])
-        if drafted >= self.limit:
+        if drafted >= self._most([self._past(row) for row in rows]):
             return False
         gain = 0.0
         for row, sure in self._sure.items():
@@ -141,6 +145,7 @@ class AdaptiveSchedule(DraftSchedule):
             past.unread += 1
             return
         past.acceptance.observe(drafted, accepted)
+        past.most += 2 * accepted
         for place, confidence in enumerate(self._sure.pop(row, ())[: min(accepted + 1, drafted)]):
             self._confidence.observe(confidence, place < accepted)
         past.idle = past.unread = 0
@@ -165,7 +170,11 @@ class AdaptiveSchedule(DraftSchedule):
         # tokens per second of all rows, beside which one token more is judged
         self._table, self._speed = costs, progress[length] / costs[length]
         gain = self._speed * costs[0] / progress[0]
-        return (length, gain) if 1 - 1 / gain > self._reading(pasts) else (0, 1.0)
+        return (min(length, self._most(pasts)), gain) if 1 - 1 / gain > self._reading(pasts) else (0, 1.0)
+
+    def _most(self, pasts: Sequence[_Past]) -> int:
+        """The longest draft of some rows together."""
+        return min(self.limit, max(past.most for past in pasts))
 
     def _tries(self, pasts: Sequence[_Past]) -> bool:
         """Whether it is time to see if things have changed, and that costs little."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 
-# what a time counts for after each later one of the same length, and how far off one may be and still count in full
-_DECAY, _OUTLIER = 0.8, 2.0
+# what a time counts for after each later one of the same length
+_DECAY = 0.8
+# how far off one may be and still count in full: a machine that does other things too is slower, never faster
+_TOO_SHORT, _TOO_LONG = 0.5, 1.25
 # what the estimate of a length counts for beside times of rounds
 _ESTIMATE_WEIGHT = 0.3
 # how much of what a draft is estimated to add is believed in any case
@@ -38,8 +40,7 @@ class RoundCosts:
         """Learns what a round has taken."""
         times = self._seen.setdefault(rows, {})
         mean, weight, _ = times.get(length, (seconds, 0.0, 0))
-        # a machine does other things too
-        seconds = min(max(seconds, mean / _OUTLIER), mean * _OUTLIER)
+        seconds = min(max(seconds, mean * _TOO_SHORT), mean * _TOO_LONG)
         weight = weight * _DECAY + 1
         self._count += 1
         times[length] = (mean + (seconds - mean) / weight, weight, self._count)

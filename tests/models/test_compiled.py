@@ -253,12 +253,22 @@ def decides_in_python(model):
     model.model.register_forward_hook(lambda module, inputs, output: output if output[0].sum().item() else None)
 
 
+def changes_python(model):
+    calls = []
+    model.model.layers[0].register_forward_hook(lambda module, inputs, output: calls.append(1))
+
+
 def is_offloaded(model):
     model.lm_head.to("meta")
 
 
 @pytest.mark.parametrize(
-    "spoil, reason", [(decides_in_python, "`torch.compile` failed"), (is_offloaded, "several devices")]
+    "spoil, reason",
+    [
+        (decides_in_python, "`torch.compile` failed"),
+        (changes_python, "`torch.compile` failed"),
+        (is_offloaded, "several devices"),
+    ],
 )
 @pytest.mark.parametrize("role", ["target", "assistant"])
 def test_what_cannot_be_compiled_is_refused(graphs, monkeypatch, spoil, reason, role):

@@ -77,10 +77,23 @@ def test_a_drafter_that_asks_is_left_to_end_its_drafts_itself(no_clock):
     fixed = made.lengths([0])
     assert 0 < fixed[0] < 8
     made.timed(1, fixed[0], 1.0)
-    made.goes_on([0], [[SURE]])
-    made.observe(0, 1, 1)
     made.costs._seen = {1: {0: (1.0, 1.0, 1)}}
+    for most in (2, 6, 8, 8):
+        # the first drafts are short, whatever the drafter says
+        assert made.goes_on([0], [[SURE] * (most - 1)]) and not made.goes_on([0], [[SURE] * most])
+        made.observe(0, most, most)
+        made.lengths([0])
     assert made.lengths([0]) == [8]
+
+
+def test_a_useless_drafter_is_found_out_with_few_tokens():
+    made, drafted = schedule(), []
+    for _ in range(40):
+        (length,) = made.lengths([0])
+        made.observe(0, length, 0)
+        made.timed(1, length, 1 + 0.2 * length)
+        drafted.append(length)
+    assert max(drafted) == 2 and sum(drafted) <= 8
 
 
 def run(lengths, how, price=0.15, kind="adaptive"):
@@ -142,3 +155,32 @@ def test_the_front_door():
         target, **prompts((6, 3)), **GREEDY, assistant_model=noisy(target, 0.01), return_dict_in_generate=True
     )
     assert output.sequences.tolist() == target.generate(**prompts((6, 3)), **GREEDY).tolist()
+
+
+@pytest.mark.default_schedule
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"logits_processor": [lambda ids, scores: scores]},
+        {"prefix_allowed_tokens_fn": lambda row, ids: list(range(80))},
+        {"guidance_scale": 1.5},
+        {"assistant_confidence_threshold": 0.3},
+        {"repetition_penalty": 1.3},
+        {"stopping_criteria": [lambda ids, scores: False]},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+@pytest.mark.parametrize("lengths", [(6,), (6, 2)])
+def test_drafts_that_end_at_once_beside_everything_else(monkeypatch, settings, lengths):
+    """Every draft ends with its first token, whatever else looks at drafts."""
+    monkeypatch.setattr(AdaptiveSchedule, "lengths", lambda self, rows: [5] * len(rows))
+    monkeypatch.setattr(AdaptiveSchedule, "goes_on", lambda self, rows, confidences: False)
+    target, inputs = tiny(), prompts(lengths)
+    plain = target.generate(
+        **inputs, **GREEDY, **{k: v for k, v in settings.items() if k != "assistant_confidence_threshold"}
+    )
+    output = hf_exactassist.generate(
+        target, **inputs, **GREEDY, **settings, assistant_model=noisy(target, 0.01), return_dict_in_generate=True
+    )
+    assert output.sequences.tolist() == plain.tolist()
+    assert output.assist_stats.drafted > 0 and len(output.assist_stats.drafted_by_position) == 1
