@@ -88,11 +88,12 @@ class Scorer:
         """Columns of each active row with keys and values in the target's cache."""
         if self.rows.state.generation == 0:
             return self.rows.active_lengths()
-        layout = self.layout if self._completed else REPLAY
+        layout = self.layout if self.completed else REPLAY
         return [cached_length(layout, length) for length in self.rows.active_lengths()]
 
     @property
-    def _completed(self) -> bool:
+    def completed(self) -> bool:
+        """Whether the frontier has been read beforehand, so that the cache holds all that is published."""
         return self._retained is not None and self._retained[0] == self.rows.state.generation
 
     def make_ready(self) -> None:
@@ -103,7 +104,7 @@ class Scorer:
         """
         self.first = None
         self._let_go()
-        if self.layout == RETAINED and not self._completed:
+        if self.layout == RETAINED and not self.completed:
             outputs = self.target.forward(self._frontier()[:, None], [column + self.shift for column in self.cached])
             self._retained = (self.rows.state.generation, outputs)
 
@@ -162,6 +163,9 @@ class Scorer:
 
     def _read(self, cached: Sequence[int], width: int) -> torch.Tensor:
         tokens = self.target.cache.tokens
+        if min(cached) == max(cached):
+            start = cached[0] + self.shift
+            return tokens[:, start : start + width].clone()
         columns = torch.tensor(cached, device=tokens.device)[:, None] + self.shift
         return tokens.gather(1, columns + torch.arange(width, device=tokens.device))
 

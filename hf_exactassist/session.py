@@ -457,7 +457,8 @@ class Session:
         drafted = [self.rules.up_to_end(row[:length]) for row, length in zip(table, draft.lengths, strict=True)]
         accepted = tuple(min(row[width + 1], len(tokens)) for row, tokens in zip(table, drafted, strict=True))
         unread = draft.width - max(map(len, drafted))
-        draft = dataclasses.replace(draft, lengths=tuple(map(len, drafted)))
+        if unread or any(len(row) < length for row, length in zip(drafted, draft.lengths, strict=True)):
+            draft = dataclasses.replace(draft, lengths=tuple(map(len, drafted)))
         tokens = [
             [*row[:count], row[width]][:limit]
             for row, count, limit in zip(table, accepted, processed.limits, strict=True)

@@ -40,7 +40,9 @@ class Standing:
         self.call = manifest.identify(
             {**call, **{role: {**call[role], **part} for role, part in self._described.items()}}
         )
+        # the last one that was made, and what it was made for
         self._known: Coordinate | None = None
+        self._stands = (-1, False)
 
     def _describe(self, looks: list[tuple[Any, ...]]) -> dict[str, Any]:
         models = zip(self._models.items(), looks, strict=True)
@@ -49,11 +51,11 @@ class Standing:
 
     def coordinate(self) -> Coordinate:
         """The present state's coordinate."""
-        rows, cached, known = self.scorer.rows, self.scorer.cached, self._known
-        state = rows.state
-        if known is None or known.generation != state.generation or [row.cached for row in known.rows] != cached:
-            places = zip(state.active, rows.active_lengths(), cached, rows.positions(), strict=True)
-            known = self._known = Coordinate(
+        rows, state = self.scorer.rows, self.scorer.rows.state
+        stands = (state.generation, self.scorer.completed)
+        if self._known is None or self._stands != stands:
+            places = zip(state.active, rows.active_lengths(), self.scorer.cached, rows.positions(), strict=True)
+            self._known = Coordinate(
                 self.call,
                 state.generation,
                 self.layout,
@@ -63,7 +65,8 @@ class Standing:
                 ),
                 tuple((row, state.hashes[row].hexdigest()) for row in range(rows.batch) if row not in state.active),
             )
-        return known
+            self._stands = stands
+        return self._known
 
     def require(self, bound: Coordinate, what: str) -> None:
         """Refuses what was made in another state.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 from .ledger import best_length, break_even_acceptance, counted_survival, progress_by_length
 from .records import Commit
@@ -160,8 +160,8 @@ class AssistStats:
 
     def after(self, commit: Commit, is_round: bool = True) -> AssistStats:
         """The counters with what one round, or the prefill, published added; these here stay as they are."""
-        more = replace(self, drafted_by_position=[*self.drafted_by_position])
-        more.accepted_by_position = [*self.accepted_by_position]
+        more = AssistStats(**vars(self))
+        more.drafted_by_position, more.accepted_by_position = self.drafted_by_position[:], self.accepted_by_position[:]
         more.rounds += is_round
         more.row_rounds += is_round * len(commit.rows)
         more.near_ties += commit.near_ties

@@ -102,6 +102,7 @@ class AdaptiveSchedule(DraftSchedule):
     def follow_clock(self) -> None:
         """See [`DraftSchedule.follow_clock`]."""
         self._clocked = True
+        self.costs.fade()
 
     def length(self, row: int) -> int:
         """See [`DraftSchedule.length`]."""

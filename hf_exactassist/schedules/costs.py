@@ -13,6 +13,8 @@ _TOO_SHORT, _TOO_LONG = 0.5, 1.25
 _ESTIMATE_WEIGHT = 0.3
 # how much of what a draft is estimated to add is believed in any case
 _TRUST = 0.5
+# what times of earlier calls count for: the machine may have been busy, and rounds that are not made are not timed
+_FADING = 0.25
 # rounds after which a time is old
 _STALE = 100
 
@@ -44,6 +46,11 @@ class RoundCosts:
         weight = weight * _DECAY + 1
         self._count += 1
         times[length] = (mean + (seconds - mean) / weight, weight, self._count)
+
+    def fade(self) -> None:
+        """A new call begins."""
+        for times in self._seen.values():
+            times.update({length: (mean, weight * _FADING, at) for length, (mean, weight, at) in times.items()})
 
     def knows(self, length: int) -> bool:
         """Whether a round with such drafts has ever been timed, whatever the number of rows."""

@@ -184,11 +184,12 @@ class Rows:
             counts[row] = counts[row] if spent is None else spent[i]
             frontiers[row] = tokens[-1] if tokens else frontiers[row]
             hashes[row] = fed(hashes[row].copy(), tokens)
+        going = tuple(row for row in old.active if not self._finished(lengths, stops, row))
         successor = State(
             generation=old.generation + 1,
             lengths=tuple(lengths),
             stops=tuple(stops),
-            active=old.active,
+            active=going,
             spent=tuple(counts),
             frontiers=tuple(frontiers),
             hashes=tuple(hashes),
@@ -196,9 +197,8 @@ class Rows:
             memory=memory,
             last=commit,
         )
-        going = tuple(row for row in old.active if not self._finished(successor, row))
         self._clear(commit.rows, lengths)
-        self.state = replace(successor, active=going)
+        self.state = successor
 
     def end(self, rows: Sequence[int]) -> None:
         """Ends active rows where they stand."""
@@ -216,15 +216,15 @@ class Rows:
             self.ids[row, lengths[row] : self._touched[row]] = self.pad_token_id
             self._touched[row] = lengths[row]
 
-    def _finished(self, state: State, row: int) -> bool:
-        if self.stop_alone or state.lengths[row] >= self.max_length:
-            return state.stops[row] is not None
-        end = _last_stop(state)
-        return end is not None and state.lengths[row] >= end
+    def _finished(self, lengths: Sequence[int], stops: Sequence[int | None], row: int) -> bool:
+        if self.stop_alone or lengths[row] >= self.max_length:
+            return stops[row] is not None
+        end = _last_stop(stops)
+        return end is not None and lengths[row] >= end
 
     def final_length(self) -> int | None:
         """Columns of the result, or `None` while a row that decides it still runs."""
-        return _last_stop(self.state)
+        return _last_stop(self.stops)
 
     def certain_length(self, row: int) -> int:
         """Columns of a row that the result will hold; one that goes on for others may be cut where they end."""
@@ -248,10 +248,10 @@ class Rows:
         return self.ids[:, : self.complete_columns()].clone()
 
 
-def _last_stop(state: State) -> int | None:
+def _last_stop(stops: Sequence[int | None]) -> int | None:
     """Columns at which the last row stopped, `None` while one goes on."""
-    stops = [stop for stop in state.stops if stop is not None]
-    return max(stops) if len(stops) == len(state.stops) else None
+    known = [stop for stop in stops if stop is not None]
+    return max(known) if len(known) == len(stops) else None
 
 
 def fed(digest: Any, tokens: Sequence[int]) -> Any:

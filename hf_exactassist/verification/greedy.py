@@ -51,6 +51,8 @@ def verify_greedy(scores: torch.Tensor, draft: Draft, accepted: torch.Tensor | N
         `Verdict`: accepted lengths and terminal tokens.
     """
     choices = scores.argmax(dim=-1)
+    if not draft.tokens.shape[1]:
+        return Verdict(torch.zeros_like(choices[:, 0]), choices[:, 0])
     if accepted is None:
         accepted = accepted_prefix(choices[:, : draft.tokens.shape[1]] == draft.tokens, draft.lengths)
     return Verdict(accepted, take_row(choices, accepted))

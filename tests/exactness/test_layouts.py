@@ -430,7 +430,7 @@ def replayed_though_cached(patch):
     known = Scorer.cached.fget
 
     def cached(self):
-        return self.rows.active_lengths() if self._completed else known(self)
+        return self.rows.active_lengths() if self.completed else known(self)
 
     patch.setattr(Scorer, "make_ready", as_in("retained", Scorer.make_ready))
     patch.setattr(Scorer, "score", as_in("replay", Scorer.score))

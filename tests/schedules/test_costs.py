@@ -103,3 +103,18 @@ def test_what_reads_the_prompt_alone_does_not_count():
     before = Effort(deep).seconds(1)
     deep.get_encoder().extra = torch.nn.Linear(4000, 4000)
     assert Effort(deep).seconds(1) == before
+
+
+def test_a_busy_machine_does_not_write_a_pair_off_for_ever():
+    """Drafts looked dear in one call, and are tried again in the next ones, where they are cheap."""
+    costs = RoundCosts(lambda rows, length: 1 + 0.2 * length)
+    for _ in range(5):
+        costs.observe(1, 0, 1.0)
+        costs.observe(1, 1, 2.5)
+    dear = costs.table(1, 4)
+    costs.fade()
+    faded = costs.table(1, 4)
+    assert dear[1] > faded[1] > 1.2
+    costs.observe(1, 0, 1.0)
+    costs.observe(1, 1, 1.2)
+    assert costs.table(1, 4)[1] < 0.75 * dear[1]
