@@ -19,7 +19,7 @@ _LAST_DISTANCE = 64
 # a round without drafts is timed once, to know what it takes, and now and then where the gain is smaller than this
 _CLEAR_GAIN = 1.5
 # tokens of the first drafts: finding out that an assistant is of no use should cost little
-_FIRST = 2
+_FIRST = 4
 # what may be bet on a try of one token: this share of what the tokens that are left take without drafts
 _BET = 0.05
 

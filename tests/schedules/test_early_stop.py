@@ -78,7 +78,7 @@ def test_a_drafter_that_asks_is_left_to_end_its_drafts_itself(no_clock):
     assert 0 < fixed[0] < 8
     made.timed(1, fixed[0], 1.0)
     made.costs._seen = {1: {0: (1.0, 1.0, 1)}}
-    for most in (2, 6, 8, 8):
+    for most in (4, 8, 8, 8):
         # the first drafts are short, whatever the drafter says
         assert made.goes_on([0], [[SURE] * (most - 1)]) and not made.goes_on([0], [[SURE] * most])
         made.observe(0, most, most)
@@ -93,7 +93,7 @@ def test_a_useless_drafter_is_found_out_with_few_tokens():
         made.observe(0, length, 0)
         made.timed(1, length, 1 + 0.2 * length)
         drafted.append(length)
-    assert max(drafted) == 2 and sum(drafted) <= 8
+    assert max(drafted) <= 4 and sum(drafted) <= 10
 
 
 def run(lengths, how, price=0.15, kind="adaptive"):
