@@ -73,7 +73,7 @@ def test_tokens_behind_a_rejection_say_nothing():
 
 
 def test_a_drafter_that_asks_is_left_to_end_its_drafts_itself(no_clock):
-    made = schedule()
+    made = schedule(0.02)
     fixed = made.lengths([0])
     assert 0 < fixed[0] < 8
     made.timed(1, fixed[0], 1.0)
