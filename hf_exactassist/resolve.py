@@ -21,13 +21,15 @@ from .drafters.warpers import own_settings
 from .errors import InvalidArgument, UnsupportedArgument
 from .models import admission, compat, inputs, wrappers
 from .models.effort import reading_estimate, round_estimate
-from .schedules import AdaptiveSchedule, ConstantSchedule, DraftSchedule, HeuristicSchedule, RoundCosts
+from .schedules import AdaptiveSchedule, ConstantSchedule, DraftSchedule, Experience, HeuristicSchedule, RoundCosts
 from .vocabulary.admission import pair_of, shared_tokens
 
 
 # without `num_assistant_tokens_schedule`, and without `num_assistant_tokens`
 DEFAULT_SCHEDULE = "adaptive"
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
+# the longest draft of a schedule that chooses, where none is said
+DEFAULT_LIMIT = 16
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def resolve_drafter(
         size = _at_least_one("max_matching_ngram_size", settings.get("max_matching_ngram_size", 2))
         lookup = _at_least_one("prompt_lookup_num_tokens", lookup)
         name = settings.get("num_assistant_tokens_schedule", "constant")
-        return PromptLookupDrafter(lookup, size), _schedule(name, lookup, _costs(model, None))
+        return PromptLookupDrafter(lookup, size), _schedule(name, lookup, _known(model, None))
     if lookup is not None:
         raise InvalidArgument("Both `assistant_model` and `prompt_lookup_num_tokens` are set: choose one drafter.")
     own = wrappers.uncompiled(assistant_model)
@@ -115,7 +117,7 @@ def resolve_drafter(
     # before `generate` turns images into features of the target's
     arguments = {name: settings.kwargs[name] for name in compat.forward_parameters(model) & settings.kwargs.keys()}
     name = settings.get("num_assistant_tokens_schedule", DEFAULT_SCHEDULE if number is None else "constant")
-    schedule = _schedule(name, number, _costs(model, assistant_model, compiled))
+    schedule = _schedule(name, number, _known(model, assistant_model, compiled))
     warpers = own_settings(own.generation_config)
     if shared is None:
         pair = pair_of(*sizes, tokenizer, assistant_tokenizer)
@@ -131,25 +133,35 @@ def resolve_drafter(
     return drafter, schedule
 
 
-# by target, drafting model and who is compiled: what rounds cost, as far as calls have found out, and for which dtypes
-_COSTS: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[str | None, tuple[Any, RoundCosts]]]] = (
+@dataclass(frozen=True)
+class _Known:
+    """What calls of a pair have found out, and for which dtypes and devices."""
+
+    state: Any
+    costs: RoundCosts
+    experience: Experience
+
+
+# by target, drafting model and who is compiled
+_KNOWN: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[str | None, _Known]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def _costs(target: PreTrainedModel, assistant: PreTrainedModel | None, compiled: str | None = None) -> RoundCosts:
+def _known(target: PreTrainedModel, assistant: PreTrainedModel | None, compiled: str | None = None) -> _Known:
     drafting = PromptLookupDrafter if assistant is None else assistant
-    known = _COSTS.setdefault(target, weakref.WeakKeyDictionary()).setdefault(drafting, {})
+    known = _KNOWN.setdefault(target, weakref.WeakKeyDictionary()).setdefault(drafting, {})
     state = [(model.dtype, model.device) for model in (target, assistant) if model is not None]
-    if compiled not in known or known[compiled][0] != state:
-        known[compiled] = (state, RoundCosts(round_estimate(target, assistant), reading_estimate(assistant)))
-    return known[compiled][1]
+    if compiled not in known or known[compiled].state != state:
+        costs = RoundCosts(round_estimate(target, assistant), reading_estimate(assistant))
+        known[compiled] = _Known(state, costs, Experience())
+    return known[compiled]
 
 
-def _schedule(name: str, number: int | None, costs: RoundCosts) -> DraftSchedule:
+def _schedule(name: str, number: int | None, known: _Known) -> DraftSchedule:
     fixed = DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number
     kinds: dict[str, Callable[[], DraftSchedule]] = {
-        "adaptive": lambda: AdaptiveSchedule(costs) if number is None else AdaptiveSchedule(costs, number),
+        "adaptive": lambda: AdaptiveSchedule(known.costs, number or DEFAULT_LIMIT, known.experience),
         "constant": lambda: ConstantSchedule(fixed),
         "heuristic": lambda: HeuristicSchedule(fixed),
         "heuristic_transient": lambda: HeuristicSchedule(fixed),
@@ -157,7 +169,7 @@ def _schedule(name: str, number: int | None, costs: RoundCosts) -> DraftSchedule
     if not isinstance(name, str) or name not in kinds:
         raise InvalidArgument(f"`num_assistant_tokens_schedule` must be one of {', '.join(kinds)}, got {name!r}.")
     schedule = kinds[name]()
-    schedule.costs = costs
+    schedule.costs = known.costs
     return schedule
 
 

@@ -3,7 +3,8 @@
 from .adaptive import AdaptiveSchedule
 from .base import DraftSchedule
 from .costs import RoundCosts
+from .experience import Experience
 from .fixed import ConstantSchedule, HeuristicSchedule
 
 
-__all__ = ["AdaptiveSchedule", "ConstantSchedule", "DraftSchedule", "HeuristicSchedule", "RoundCosts"]
+__all__ = ["AdaptiveSchedule", "ConstantSchedule", "DraftSchedule", "Experience", "HeuristicSchedule", "RoundCosts"]

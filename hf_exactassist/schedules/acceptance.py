@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 # what is believed of a position before anything is seen, and how many positions' worth that counts for
-_PRIOR_RATE, _PRIOR_WEIGHT = 0.7, 2.0
+PRIOR_RATE, _PRIOR_WEIGHT = 0.7, 2.0
 # how many sightings' worth the rate of all positions counts for in the rate of one
 _POOLED_WEIGHT = 2.0
 # what a round counts for after each later one
@@ -18,9 +18,11 @@ class Acceptance:
 
     Args:
         limit (`int`): positions.
+        prior (`float`): the rate that is believed in before anything is seen.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, prior: float = PRIOR_RATE) -> None:
+        self._prior = prior
         self._reached, self._kept = [0.0] * limit, [0.0] * limit
 
     def observe(self, drafted: int, accepted: int) -> None:
@@ -32,7 +34,7 @@ class Acceptance:
 
     def overall(self) -> float:
         """The rate expected where nothing is known of the position."""
-        return (_PRIOR_RATE * _PRIOR_WEIGHT + sum(self._kept)) / (_PRIOR_WEIGHT + sum(self._reached))
+        return (self._prior * _PRIOR_WEIGHT + sum(self._kept)) / (_PRIOR_WEIGHT + sum(self._reached))
 
     def rates(self) -> list[float]:
         """The rate expected at each position."""

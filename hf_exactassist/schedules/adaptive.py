@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ledger import best_length, progress_by_length, survival
-from .acceptance import Acceptance
+from .acceptance import PRIOR_RATE, Acceptance
 from .base import DraftSchedule
-from .confidence import Confidence
 from .costs import RoundCosts
+from .experience import Experience
 
 
 # rounds without a draft before one token is drafted to see whether things have changed
@@ -63,14 +63,16 @@ class AdaptiveSchedule(DraftSchedule):
     Args:
         costs (`RoundCosts`): cost of a round by rows and draft length.
         limit (`int`): tokens of a draft at most.
+        experience (`Experience`, *optional*): of earlier calls, for greedy decoding and shared noise; grows with each.
     """
 
     costs: RoundCosts
     watches = True
 
-    def __init__(self, costs: RoundCosts, limit: int = 16) -> None:
+    def __init__(self, costs: RoundCosts, limit: int = 16, experience: Experience | None = None) -> None:
         self.limit = limit
         self.costs = costs
+        self._experience = Experience() if experience is None else experience
         self.start()
 
     def describe(self) -> dict[str, Any]:
@@ -86,7 +88,6 @@ class AdaptiveSchedule(DraftSchedule):
         self._pasts: dict[int, _Past] = {}
         self._unread: Sequence[int] = ()
         self._left = math.inf
-        self._confidence = Confidence()
         # of each row, how sure the drafter is of the draft that is being judged; none where it does not say
         self._sure: dict[int, Sequence[float]] = {}
         self._asked = False
@@ -134,7 +135,7 @@ class AdaptiveSchedule(DraftSchedule):
         gain = 0.0
         for row, sure in self._sure.items():
             overall = self._past(row).acceptance.overall()
-            gain += math.prod(self._confidence.rate(each, overall) for each in sure) * overall
+            gain += math.prod(self._experience.confidence.rate(each, overall) for each in sure) * overall
         return gain > self._speed * (self._table[drafted + 1] - self._table[drafted])
 
     def observe(self, row: int, drafted: int, accepted: int) -> None:
@@ -148,7 +149,9 @@ class AdaptiveSchedule(DraftSchedule):
         past.acceptance.observe(drafted, accepted)
         past.most += 2 * accepted
         for place, confidence in enumerate(self._sure.pop(row, ())[: min(accepted + 1, drafted)]):
-            self._confidence.observe(confidence, place < accepted)
+            self._experience.confidence.observe(confidence, place < accepted)
+        if self._clocked:
+            self._experience.observe(drafted, accepted)
         past.idle = past.unread = 0
         past.distance = 1 if self._best([past])[0] else min(past.distance * 2, _LAST_DISTANCE)
 
@@ -189,5 +192,7 @@ class AdaptiveSchedule(DraftSchedule):
     def _past(self, row: int) -> _Past:
         if row not in self._pasts:
             unread = self._unread[row] if self._unread else 0
-            self._pasts[row] = _Past(Acceptance(self.limit), self._left, unread)
+            # other calls, and other rows, count only where the text cannot depend on them
+            prior = self._experience.rate() if self._clocked else PRIOR_RATE
+            self._pasts[row] = _Past(Acceptance(self.limit, prior), self._left, unread)
         return self._pasts[row]

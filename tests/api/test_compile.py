@@ -175,7 +175,7 @@ def test_rounds_that_wait_for_the_compiler_are_not_timed(graphs, monkeypatch):
     rounds, timed = rounds_and_times("both")
     assert timed < rounds and graphs
     assert all(rounds == timed for rounds, timed in (rounds_and_times("both"), rounds_and_times(None)))
-    costs = [resolve._costs(*models, how) for how in (None, "draft", "both", None, "draft")]
+    costs = [resolve._known(*models, how).costs for how in (None, "draft", "both", None, "draft")]
     assert len({*map(id, costs[:3])}) == 3 and costs[3] is costs[0] and costs[4] is costs[1]
 
 

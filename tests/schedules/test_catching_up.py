@@ -210,7 +210,7 @@ def test_default_calls_weigh_the_prompt(monkeypatch):
     inputs = prompts([300])
     for reading, reads in ((0.0, True), (1.0, False)):
         monkeypatch.setattr(resolve, "reading_estimate", lambda model, reading=reading: reading)
-        resolve._COSTS.pop(target, None)
+        resolve._KNOWN.pop(target, None)
         with query_tokens(assistant) as widths:
             hf_exactassist.generate(target, **inputs, **GREEDY, max_new_tokens=20, assistant_model=assistant)
         assert bool(widths) == reads

@@ -68,8 +68,8 @@ def test_tokens_behind_a_rejection_say_nothing():
         made.goes_on([0], [[SURE, UNSURE, UNSURE, UNSURE]])
         made.observe(0, 4, 0)
     untouched = Confidence()
-    assert made._confidence.rate(UNSURE, 0.5) == untouched.rate(UNSURE, 0.5)
-    assert made._confidence.rate(SURE, 0.5) < 0.1
+    assert made._experience.confidence.rate(UNSURE, 0.5) == untouched.rate(UNSURE, 0.5)
+    assert made._experience.confidence.rate(SURE, 0.5) < 0.1
 
 
 def test_a_drafter_that_asks_is_left_to_end_its_drafts_itself(no_clock):

@@ -1,0 +1,31 @@
+"""How drafts of a pair have fared in earlier calls: what a new call begins with, instead of a guess."""
+
+from __future__ import annotations
+
+from .acceptance import PRIOR_RATE
+from .confidence import Confidence
+
+
+# how many sightings' worth the guess counts for, and what a sighting counts for after each later round
+_GUESS_WEIGHT, _DECAY = 4.0, 0.99
+
+
+class Experience:
+    """Kept with a pair of models by those calls whose text does not depend on draft lengths.
+
+    Attributes:
+        confidence (`Confidence`): what the drafter's own probabilities are worth.
+    """
+
+    def __init__(self) -> None:
+        self.confidence = Confidence()
+        self._reached = self._kept = 0.0
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Learns how a draft of at least one token ended."""
+        self._reached = self._reached * _DECAY + min(accepted + 1, drafted)
+        self._kept = self._kept * _DECAY + min(accepted, drafted)
+
+    def rate(self) -> float:
+        """How often a draft token is accepted where it is reached."""
+        return (PRIOR_RATE * _GUESS_WEIGHT + self._kept) / (_GUESS_WEIGHT + self._reached)
