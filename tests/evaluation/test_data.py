@@ -110,11 +110,14 @@ def test_saved_splits(tmp_path):
 
 def test_saved_formats_and_class_names_do_not_matter(tmp_path):
     labels = datasets.ClassLabel(names=["up", "down"])
-    features = datasets.Features({"text": datasets.Value("string"), "label": labels})
-    table = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, 0, -1]}, features=features)
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": labels, "number": datasets.Value("int64")}
+    )
+    columns = {"text": ["a", "b", "c"], "label": [1, 0, -1], "number": [7, 8, 9]}
+    table = datasets.Dataset.from_dict(columns, features=features)
     table.with_format("numpy").save_to_disk(tmp_path / "saved")
-    selection = Selection(str(tmp_path / "saved"), kind_column="label", limit=2)
-    assert dataset_prompts(selection).prompts == (Prompt(0, "down", "a"), Prompt(1, "up", "b"))
+    selection = Selection(str(tmp_path / "saved"), kind_column="label", reference_column="number", limit=2)
+    assert dataset_prompts(selection).prompts == (Prompt(0, "down", "a", "7"), Prompt(1, "up", "b", "8"))
     with pytest.raises(UnusableData, match="Row 2 .* 'label'"):
         dataset_prompts(Selection(str(tmp_path / "saved"), kind_column="label"))
 
@@ -236,10 +239,18 @@ def test_mixed_types(tmp_path):
 
 
 def test_kinds_and_references_that_cannot_be(tmp_path):
-    file = written(tmp_path / "a.parquet", [{"text": "x", "none": None, "blank": " ", "half": 0.5}])
-    for column, says in (("none", "has nothing"), ("blank", "no kind"), ("half", "a number")):
+    file = written(tmp_path / "a.parquet", [{"text": "x", "none": None, "blank": " ", "half": 0.5, "true": True}])
+    for column, says in (
+        ("none", "has nothing"),
+        ("blank", "no kind"),
+        ("half", "a number"),
+        ("true", "a truth value"),
+    ):
         with pytest.raises(UnusableData, match=says):
             dataset_prompts(Selection(file, kind_column=column))
+        if column != "blank":
+            with pytest.raises(UnusableData, match=says):
+                dataset_prompts(Selection(file, template=f"{{{column}}}"))
     with pytest.raises(UnusableData, match="a number"):
         dataset_prompts(Selection(file, reference_column="half"))
 
@@ -260,7 +271,7 @@ def test_messages_end_before_the_last_answer(tmp_path, chatty):
         return [dict(zip(("role", "content"), turn, strict=True)) for turn in turns]
 
     asked = said(("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"))
-    rows = [{"messages": asked + said(("assistant", "So long"))}, {"messages": asked}]
+    rows = [{"messages": asked + said(("assistant", "So long"), ("assistant", "!"))}, {"messages": asked}]
     file = written(tmp_path / "a.jsonl", rows)
     prompts = dataset_prompts(Selection(file), chatty)
     text = "<|bos|><system>Be kind.\n<user>Hi\n<assistant>Hello\n<user>Bye\n<assistant>"
