@@ -30,6 +30,10 @@ class InvalidArgument(ExactAssistError):
     """An argument has a value that makes no sense."""
 
 
+class UnusableData(InvalidArgument):
+    """A data set is not there, cannot be read, or has rows that give no prompt."""
+
+
 class StatefulProcessor(ExactAssistError):
     """What a logits processor remembers cannot be saved, or it has been used before."""
 
