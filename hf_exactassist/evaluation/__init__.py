@@ -1,0 +1,1 @@
+"""What assistance brings and leaves unchanged on a dataset: prompts and statistics."""
