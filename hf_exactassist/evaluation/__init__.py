@@ -1,0 +1,16 @@
+"""Does assistance change anything, on someone's own data? What `exactassist evaluate` computes and may say.
+
+Numbers in, numbers out: no model is run here. A test can only fail to find a difference, so each one says how large a
+difference it would have found. That the laws are equal is proved elsewhere, by enumeration (`tests/exactness`).
+"""
+
+from .greedy import Divergence, GreedySummary, compare_texts, first_difference, summarise
+
+
+__all__ = [
+    "Divergence",
+    "GreedySummary",
+    "compare_texts",
+    "first_difference",
+    "summarise",
+]
