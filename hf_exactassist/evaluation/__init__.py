@@ -4,13 +4,16 @@ Numbers in, numbers out: no model is run here. A test can only fail to find a di
 difference it would have found. That the laws are equal is proved elsewhere, by enumeration (`tests/exactness`).
 """
 
+from .bootstrap import MeanDifference, mean_difference
 from .greedy import Divergence, GreedySummary, compare_texts, first_difference, summarise
 
 
 __all__ = [
     "Divergence",
     "GreedySummary",
+    "MeanDifference",
     "compare_texts",
     "first_difference",
+    "mean_difference",
     "summarise",
 ]
