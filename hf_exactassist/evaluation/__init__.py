@@ -6,6 +6,7 @@ difference it would have found. That the laws are equal is proved elsewhere, by 
 
 from .bootstrap import MeanDifference, mean_difference
 from .greedy import Divergence, GreedySummary, compare_texts, first_difference, summarise
+from .power import tempered
 
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "first_difference",
     "mean_difference",
     "summarise",
+    "tempered",
 ]
