@@ -7,15 +7,21 @@ difference it would have found. That the laws are equal is proved elsewhere, by 
 from .bootstrap import MeanDifference, mean_difference
 from .greedy import Divergence, GreedySummary, compare_texts, first_difference, summarise
 from .power import tempered
+from .sampled import Finding, LikelihoodFinding, lengths, likelihoods, next_tokens
 
 
 __all__ = [
     "Divergence",
+    "Finding",
     "GreedySummary",
+    "LikelihoodFinding",
     "MeanDifference",
     "compare_texts",
     "first_difference",
+    "lengths",
+    "likelihoods",
     "mean_difference",
+    "next_tokens",
     "summarise",
     "tempered",
 ]
