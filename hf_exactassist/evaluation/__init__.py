@@ -5,6 +5,7 @@ difference it would have found. That the laws are equal is proved elsewhere, by 
 """
 
 from .bootstrap import MeanDifference, mean_difference
+from .conclusion import conclude_greedy, conclude_metric, conclude_sampled
 from .greedy import Divergence, GreedySummary, compare_texts, first_difference, summarise
 from .power import tempered
 from .sampled import Finding, LikelihoodFinding, lengths, likelihoods, next_tokens
@@ -17,6 +18,9 @@ __all__ = [
     "LikelihoodFinding",
     "MeanDifference",
     "compare_texts",
+    "conclude_greedy",
+    "conclude_metric",
+    "conclude_sampled",
     "first_difference",
     "lengths",
     "likelihoods",
