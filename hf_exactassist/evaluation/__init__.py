@@ -1,1 +1,31 @@
-"""What assistance brings and leaves unchanged on a dataset: prompts and statistics."""
+"""Does assistance change anything, on someone's own data? What `exactassist evaluate` computes and may say.
+
+Numbers in, numbers out: no model is run here. A test can only fail to find a difference, so each one says how large a
+difference it would have found. That the laws are equal is proved elsewhere, by enumeration (`tests/exactness`).
+"""
+
+from .bootstrap import MeanDifference, mean_difference
+from .conclusion import conclude_greedy, conclude_metric, conclude_sampled
+from .greedy import Divergence, GreedySummary, compare_texts, first_difference, summarise
+from .power import tempered
+from .sampled import Finding, LikelihoodFinding, lengths, likelihoods, next_tokens
+
+
+__all__ = [
+    "Divergence",
+    "Finding",
+    "GreedySummary",
+    "LikelihoodFinding",
+    "MeanDifference",
+    "compare_texts",
+    "conclude_greedy",
+    "conclude_metric",
+    "conclude_sampled",
+    "first_difference",
+    "lengths",
+    "likelihoods",
+    "mean_difference",
+    "next_tokens",
+    "summarise",
+    "tempered",
+]
