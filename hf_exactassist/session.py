@@ -456,9 +456,10 @@ class Session:
         # drafters need not look at what they draft, and what stands behind an end was not wanted
         drafted = [self.rules.up_to_end(row[:length]) for row, length in zip(table, draft.lengths, strict=True)]
         accepted = tuple(min(row[width + 1], len(tokens)) for row, tokens in zip(table, drafted, strict=True))
-        unread = draft.width - max(map(len, drafted))
-        if unread or any(len(row) < length for row, length in zip(drafted, draft.lengths, strict=True)):
-            draft = dataclasses.replace(draft, lengths=tuple(map(len, drafted)))
+        lengths = tuple(map(len, drafted))
+        unread = draft.width - max(lengths)
+        if lengths != draft.lengths:
+            draft = dataclasses.replace(draft, lengths=lengths)
         tokens = [
             [*row[:count], row[width]][:limit]
             for row, count, limit in zip(table, accepted, processed.limits, strict=True)

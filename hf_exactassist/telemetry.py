@@ -100,7 +100,7 @@ class AssistStats:
         if expected is None:
             return ""
         if not self.drafted:
-            return "Nothing was drafted: by the sizes of the models, no draft would have paid on so few tokens."
+            return "Nothing was drafted: no draft was expected to pay on the tokens there were."
         surviving = counted_survival(self.drafted_by_position, self.accepted_by_position)
         best = best_length(progress_by_length(surviving), self.costs[: len(surviving) + 1])
         by = "by times of rounds" if self.timed else "by the sizes of the models; `exactassist bench` measures"

@@ -24,19 +24,6 @@ GREEDY = {"max_new_tokens": 25, "do_sample": False, "eos_token_id": None, "pad_t
 ACCELERATOR = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
-@pytest.fixture
-def graphs(monkeypatch):
-    """What has been compiled, one entry a graph."""
-    made = []
-
-    def backend(graph, examples):
-        made.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr(compiled, "BACKEND", backend)
-    return made
-
-
 @pytest.fixture(scope="module")
 def pair():
     """Shared, and with it its graphs."""

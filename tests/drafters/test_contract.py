@@ -164,6 +164,7 @@ def test_drafts_stop_after_an_eos(assistant, sampled, threshold):
         assert draft.tokens[row, :length].tolist() == tokens[:length]
         if threshold:
             assert length <= (places[0] + 1 if places else 6)
+            assert eos not in draft.tokens[row, : max(length - 1, 0)]
     assert draft.lengths[0] <= 3 if threshold else draft.lengths == (6, 6, 6)
 
 

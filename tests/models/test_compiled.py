@@ -19,19 +19,6 @@ from hf_exactassist.state.fixed import SMALLEST, FixedStorage, rounded
 from tests.tiny import ARCHITECTURES, VOCABULARY, noisy, prompts, tiny
 
 
-@pytest.fixture
-def graphs(monkeypatch):
-    """What has been compiled, one entry a graph."""
-    made = []
-
-    def backend(graph, examples):
-        made.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr(compiled, "BACKEND", backend)
-    return made
-
-
 def begun(model, lengths=(1, 5, 13)):
     """A plain and a compiled runner that have read the same prompts."""
     pair = RowRunner(model), CompiledRows(model)
