@@ -101,17 +101,22 @@ def probe_ragged(model: PreTrainedModel) -> str:
             for row, prompt in enumerate(_PROMPTS):
                 # a right-aligned block of one token has its filler in front
                 tail = (_NEXT[row][1],) if row == 0 else _NEXT[row]
+                read: dict[tuple[int, ...], torch.Tensor] = {}
+                # longest first, so that little is read twice
                 for path, got in (
-                    (prompt, first[row : row + 1]),
-                    (prompt + _BLOCKS[row], block[row]),
                     (prompt + _BLOCKS[row][: _ACCEPTED[row]] + tail, last[row, -len(tail) :]),
+                    (prompt + _BLOCKS[row], block[row]),
+                    (prompt, first[row : row + 1]),
                 ):
                     if reads_both_ways:
                         # a full forward would let the prompt see its continuation
                         written = [token % vocabulary for token in path[len(prompt) :]]
                         alone = _plain_logits(model, tensor(padded), written, mask)[row, -len(got) :]
                     else:
-                        alone = model(input_ids=tensor([path]), use_cache=False).logits[0, -len(got) :].float()
+                        begun = next((longer for longer in read if longer[: len(path)] == path), path)
+                        if begun not in read:
+                            read[begun] = model(input_ids=tensor([begun]), use_cache=False).logits[0].float()
+                        alone = read[begun][len(path) - len(got) : len(path)]
                     differences.append(((got.float() - alone).abs().max() / alone.std().clamp_min(1e-12)).item())
         except Exception as error:  # whatever a model raises in a way of running that is not its own
             if is_out_of_memory(error):
