@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 
-# what is believed of a position before anything is seen, and how many positions' worth that counts for
-PRIOR_RATE, _PRIOR_WEIGHT = 0.7, 2.0
-# how many sightings' worth the rate of all positions counts for in the rate of one
-_POOLED_WEIGHT = 2.0
+# what is believed of a position before anything is seen, and how many sightings' worth that counts for
+PRIOR_RATE, PRIOR_WEIGHT = 0.7, 2.0
+# how many sightings' worth the rate of all positions counts for in the rate of one: positions differ less than the few
+# sightings of each make believe
+_POOLED_WEIGHT = 4.0
 # what a round counts for after each later one
 _DECAY = 0.95
 
@@ -19,10 +20,11 @@ class Acceptance:
     Args:
         limit (`int`): positions.
         prior (`float`): the rate that is believed in before anything is seen.
+        weight (`float`): how many sightings' worth that counts for.
     """
 
-    def __init__(self, limit: int, prior: float = PRIOR_RATE) -> None:
-        self._prior = prior
+    def __init__(self, limit: int, prior: float = PRIOR_RATE, weight: float = PRIOR_WEIGHT) -> None:
+        self._prior, self._weight = prior, weight
         self._reached, self._kept = [0.0] * limit, [0.0] * limit
 
     def observe(self, drafted: int, accepted: int) -> None:
@@ -34,7 +36,7 @@ class Acceptance:
 
     def overall(self) -> float:
         """The rate expected where nothing is known of the position."""
-        return (self._prior * _PRIOR_WEIGHT + sum(self._kept)) / (_PRIOR_WEIGHT + sum(self._reached))
+        return (self._prior * self._weight + sum(self._kept)) / (self._weight + sum(self._reached))
 
     def rates(self) -> list[float]:
         """The rate expected at each position."""

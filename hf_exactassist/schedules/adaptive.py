@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ledger import best_length, progress_by_length, survival
-from .acceptance import PRIOR_RATE, Acceptance
+from .acceptance import Acceptance
 from .base import DraftSchedule
 from .costs import RoundCosts
 from .experience import Experience
@@ -193,6 +193,6 @@ class AdaptiveSchedule(DraftSchedule):
         if row not in self._pasts:
             unread = self._unread[row] if self._unread else 0
             # other calls, and other rows, count only where the text cannot depend on them
-            prior = self._experience.rate() if self._clocked else PRIOR_RATE
-            self._pasts[row] = _Past(Acceptance(self.limit, prior), self._left, unread)
+            known = (self._experience.rate(), self._experience.weight()) if self._clocked else ()
+            self._pasts[row] = _Past(Acceptance(self.limit, *known), self._left, unread)
         return self._pasts[row]

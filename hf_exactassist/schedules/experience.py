@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from .acceptance import PRIOR_RATE
+from .acceptance import PRIOR_RATE, PRIOR_WEIGHT
 from .confidence import Confidence
 
 
 # how many sightings' worth the guess counts for, and what a sighting counts for after each later round
 _GUESS_WEIGHT, _DECAY = 4.0, 0.99
+# what a sighting of earlier calls counts for in a new one, whose text may be of another kind
+_CARRIED = 0.06
 
 
 class Experience:
@@ -29,3 +31,7 @@ class Experience:
     def rate(self) -> float:
         """How often a draft token is accepted where it is reached."""
         return (PRIOR_RATE * _GUESS_WEIGHT + self._kept) / (_GUESS_WEIGHT + self._reached)
+
+    def weight(self) -> float:
+        """How many sightings' worth that is in a new call: the more, the more there were, up to eight."""
+        return PRIOR_WEIGHT + _CARRIED * self._reached

@@ -66,3 +66,17 @@ def test_it_is_kept_with_the_pair():
         assert resolve._known(target, assistant).experience is before
     rates = [resolve._known(target, assistant).experience.rate() for assistant in (good, bad)]
     assert rates[1] <= 0.7 <= rates[0]
+
+
+def test_much_experience_counts_for_more_than_little():
+    """One odd draft at the beginning of a call says little where the pair is known."""
+    little, much = Experience(), Experience()
+    call(little, 8, rounds=1)
+    call(much, 8, rounds=60)
+    after = {}
+    for name, experience in (("little", little), ("much", much)):
+        made = schedule(experience)
+        made.observe(0, 4, 0)
+        after[name] = made.lengths([0])[0]
+    assert little.weight() < much.weight() <= 8.5
+    assert after["little"] < after["much"]
