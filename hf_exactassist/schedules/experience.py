@@ -8,8 +8,8 @@ from .confidence import Confidence
 
 # how many sightings' worth the guess counts for, and what a sighting counts for after each later round
 _GUESS_WEIGHT, _DECAY = 4.0, 0.99
-# what a sighting of earlier calls counts for in a new one, whose text may be of another kind
-_CARRIED = 0.06
+# what a sighting of earlier calls counts for in a new one, whose text may be of another kind, and all of them at most
+_CARRIED, _CARRIED_MOST = 0.06, 8.0
 
 
 class Experience:
@@ -33,5 +33,5 @@ class Experience:
         return (PRIOR_RATE * _GUESS_WEIGHT + self._kept) / (_GUESS_WEIGHT + self._reached)
 
     def weight(self) -> float:
-        """How many sightings' worth that is in a new call: the more, the more there were, up to eight."""
-        return PRIOR_WEIGHT + _CARRIED * self._reached
+        """How many sightings' worth that is in a new call: the more, the more there were."""
+        return min(PRIOR_WEIGHT + _CARRIED * self._reached, _CARRIED_MOST)
