@@ -87,7 +87,7 @@ def _parts() -> list[Part]:
     for draft in DRAFTS:
         for kind in KINDS:
             name = f"f-{draft}-{kind}"
-            parts.append(Part(name, {"speed": name}, _choice(draft, kind), Budget(2, 40), Budget(1, 8)))
+            parts.append(Part(name, {"speed": name}, _choice(draft, kind), Budget(1, 96), Budget(1, 8)))
     for name, make, full, quick in (
         ("49k", tiny["49k"], Budget(5, 128), Budget(2, 32)),
         ("large", pairs.large, Budget(3, 32), Budget(1, 8)),
