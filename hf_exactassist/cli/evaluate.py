@@ -163,7 +163,7 @@ def evaluate(
         prompts = data.prompts(tokenizer)
         if metric and not any(prompt.reference is not None for prompt in prompts.prompts):
             raise CommandError("--metric compares with references, and no prompt has one: see --reference-column.")
-        plan = decoding.plan(drafters.names(), prompt_lookup, NUMBERS, max_new_tokens, batch_size, repeats, seed)
+        plan = decoding.plan([*drafters.names()], prompt_lookup, NUMBERS, max_new_tokens, batch_size, repeats, seed)
         models = _models(loader, drafters, tokenizer)
         report = _evaluated(models, prompts, plan, out, metric or [], overwrite, processes)
     if report is None:

@@ -136,8 +136,8 @@ class Decoding:
                 raise UsageError(f"{', '.join(given)} has a meaning for sampling only: add --mode sampled.")
         elif GREEDY in self.modes and self.couplings == (SHARED_NOISE,):
             raise UsageError(
-                "--coupling shared_noise is for sampling alone: add --coupling maximal for the greedy mode, or leave that "
-                "out with --mode sampled."
+                "--coupling shared_noise is for sampling alone: add --coupling maximal for the greedy mode, or "
+                "leave that out with --mode sampled."
             )
         for name in ("temperature", "repetition_penalty"):
             value = getattr(self.sampling, name)

@@ -99,8 +99,8 @@ class Steps:
         texts = self._decode(unit, arm, events.append).texts
         if not arm.follows_clock(unit.mode) and texts != _call_of(done, unit, arm).texts:
             raise NotReproducible(
-                f"The same call gave another text the second time ({unit.mode}, {arm.name}, batch {unit.batch + 1}), so "
-                "that it cannot be evaluated. Where kernels do not add up in a fixed order, "
+                f"The same call gave another text the second time ({unit.mode}, {arm.name}, batch {unit.batch + 1}), "
+                "so that it cannot be evaluated. Where kernels do not add up in a fixed order, "
                 "`torch.use_deterministic_algorithms(True)` makes them."
             )
         return Look(step, *self._prompts(unit), events)
