@@ -149,16 +149,18 @@ def evaluate(
     data.check(metric or [])
     decoding.check(drafters)
     require_packages()
+    # before threads are set: it may set them too
+    processes = _processes(device)
     with quiet_libraries(debug), quiet_datasets(), torch_threads(threads):
         from ..evaluation.folder import Folder
         from ..evaluation.metrics import load_metric
-        from ..evaluation.processes import started_processes
 
         Folder(out).require_ours()
-        processes = started_processes()
         for name in metric or []:
             load_metric(name)
-        loader = loading.Loader(dtype, device or processes.device, attn_implementation, trust_remote_code)
+        loader = loading.Loader(
+            dtype, processes.device if device is None else device, attn_implementation, trust_remote_code
+        )
         tokenizer = loader.tokenizer("target", target)
         prompts = data.prompts(tokenizer)
         if metric and not any(prompt.reference is not None for prompt in prompts.prompts):
@@ -173,6 +175,12 @@ def evaluate(
         return
     show(report)
     say(f"Written: {', '.join(str(out / name) for name in ('report.html', 'report.md', 'report.json'))}")
+
+
+def _processes(device: str | None) -> Processes:
+    from ..evaluation.processes import started_processes
+
+    return started_processes(loading.device_of(device).type == "cpu")
 
 
 def _models(loader: loading.Loader, drafters: Drafters, tokenizer: Any) -> Models:

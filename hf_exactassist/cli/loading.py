@@ -162,7 +162,7 @@ class Loader:
     ) -> None:
         if dtype is not None and dtype not in DTYPES:
             raise UsageError(f"Unknown --dtype {dtype!r}: choose one of {', '.join(DTYPES)}.")
-        self.dtype, self.device, self.attention = dtype, _device(device), attn_implementation
+        self.dtype, self.device, self.attention = dtype, device_of(device), attn_implementation
         self.shared = {"trust_remote_code": trust_remote_code}
 
     def model(self, role: str, name: str | None) -> PreTrainedModel:
@@ -240,7 +240,12 @@ def _checkpoint(role: str, name: str | None) -> Any:
     return name
 
 
-def _device(name: str | None) -> torch.device:
+def device_of(name: str | None) -> torch.device:
+    """The device of that name; a CUDA device by default, if there is one.
+
+    Raises:
+        UsageError: it does not exist here.
+    """
     import torch
 
     if name is None:

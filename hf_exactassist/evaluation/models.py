@@ -10,7 +10,9 @@ from transformers import PreTrainedModel
 
 from ..benchmark.environment import described, environment
 from ..benchmark.pair import Target
-from ..models import identity
+from ..errors import ExactAssistError
+from ..models import compat, identity
+from ..vocabulary.admission import pair_of, shared_tokens
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,23 @@ class Models(Target):
             "target": _identity(self.target, self.tokenizer),
             "assistants": {name: _identity(one.model, one.tokenizer) for name, one in self.assistants.items()},
         }
+
+    def proposable(self) -> dict[str, frozenset[int] | None]:
+        """The target's tokens that each assistant can propose; `None` for all."""
+        return {name: self._proposable(one) for name, one in self.assistants.items()}
+
+    def _proposable(self, assistant: Assistant) -> frozenset[int] | None:
+        sizes = compat.head_size(self.target), compat.head_size(assistant.model)
+        tokenizers = self.tokenizer, assistant.tokenizer
+        declared = compat.declared_tokens(self.target), compat.declared_tokens(assistant.model)
+        try:
+            shared = shared_tokens(*sizes, *tokenizers, *declared)
+            if shared is not None:
+                return None if bool(shared.all()) else frozenset(shared.nonzero().flatten().tolist())
+            return frozenset(pair_of(*sizes, *tokenizers).vocabulary_map.leads_to.tolist()) - {-1}
+        except ExactAssistError:
+            # such a pair is refused, and nothing is proposed
+            return None
 
 
 def _identity(model: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:

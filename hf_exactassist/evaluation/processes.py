@@ -10,6 +10,8 @@ from typing import Any
 
 # the first to be done waits for the last, and units may take hours
 _LONGEST_WAIT = timedelta(days=30)
+# where torchrun and MPI, through which `accelerate launch` starts processes, write how many there are
+_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,15 @@ class Processes:
             self.state.wait_for_everyone()
 
 
-def started_processes() -> Processes:
-    """The processes that a launcher has started this one with, by the environment; or this one alone."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+def started_processes(on_cpu: bool) -> Processes:
+    """The processes that a launcher has started this one with, by the environment; or this one alone.
+
+    Args:
+        on_cpu (`bool`): whether models are on CPUs.
+    """
+    if all(int(os.environ.get(name, "1")) < 2 for name in _SIZES):
         return Processes()
     from accelerate import PartialState
 
-    state = PartialState(timeout=_LONGEST_WAIT)
+    state = PartialState(cpu=on_cpu, timeout=_LONGEST_WAIT)
     return Processes(state.process_index, state.num_processes, state)

@@ -25,6 +25,7 @@ def make_report(
     judged: dict[tuple[str, str], list[Finding]],
     decode: Callable[[list[int]], str],
     metrics: Sequence[str] = (),
+    proposable: Any = None,
 ) -> dict[str, Any]:
     """Stand-in: enough for the engine's own tests, and nothing of what the report is to be."""
     told = ("header", "prompts", "processes", "complete", "steps")

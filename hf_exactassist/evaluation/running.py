@@ -21,7 +21,7 @@ from .records import Call, Record
 from .report import make_report
 from .rounds import rounds_table
 from .sampled import Finding
-from .second_tokens import SecondTokens, tested
+from .second_tokens import SecondTokens, testable
 from .steps import Steps, Timed
 
 
@@ -177,6 +177,7 @@ class _Run:
             judged,
             lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True)),
             metrics,
+            self.models.proposable(),
         )
         write_results(self.folder, report, rounds_table(records, self.prompts))
         return report
@@ -187,7 +188,7 @@ class _Run:
         calls = [record for record in records if isinstance(record, Call)]
         findings, sentences = {}, {}
         refused = self.steps.refused.get(SAMPLED, {})
-        names = [name for name in tested(self.plan) if name not in refused]
+        names = [name for name in testable(self.plan) if name not in refused]
         for number, name in enumerate(names):
             self.progress(number, len(names), f"testing next tokens, {name}")
             findings[SAMPLED, name], sentences[name] = test.judge(name, calls)

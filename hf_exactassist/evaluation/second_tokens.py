@@ -33,6 +33,9 @@ class SecondTokens:
 
     def __init__(self, rescorer: Rescorer, plan: Plan, rows: Sequence[Sequence[int]]) -> None:
         self.rescorer, self.plan, self.rows = rescorer, plan, rows
+        # prompts that are the same count as one
+        known: dict[tuple[int, ...], int] = {}
+        self.one_of = [known.setdefault(tuple(row), place) for place, row in enumerate(rows)]
 
     def judge(
         self, arm: str, calls: Sequence[Call], advance: Callable[[], None] = lambda: None
@@ -81,11 +84,11 @@ class SecondTokens:
             if call.step.arm == arm and call.step.unit.mode == SAMPLED:
                 for prompt, text in zip(call.prompts, call.texts, strict=True):
                     if len(text) > 1:
-                        drawn[prompt, text[0]].append(text[1])
+                        drawn[self.one_of[prompt], text[0]].append(text[1])
         return drawn
 
 
-def tested(plan: Plan) -> list[str]:
+def testable(plan: Plan) -> list[str]:
     """Names of the ways whose second tokens can be tested: with shared noise texts are compared instead."""
     return [arm.name for arm in plan.ways(SAMPLED)[1:] if arm.coupling == MAXIMAL and SAMPLED in plan.modes]
 
