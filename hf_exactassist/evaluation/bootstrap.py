@@ -97,9 +97,10 @@ def speed_ratio(
     Raises:
         ValueError: there are fewer than two units, they do not match, or a number is not finite and above 0.
     """
-    both = np.stack([np.asarray(plain, dtype=np.float64), np.asarray(assisted, dtype=np.float64)], axis=1)
-    if both.ndim != 3 or both.shape[2] != 2 or len(both) < 2:
-        raise ValueError(f"Seconds and tokens of two units or more: got shape {both.shape[::2]}.")
+    first, second = np.asarray(plain, dtype=np.float64), np.asarray(assisted, dtype=np.float64)
+    if first.shape != second.shape or first.ndim != 2 or first.shape[1] != 2 or len(first) < 2:
+        raise ValueError(f"Seconds and tokens of two units or more: got {second.shape} and {first.shape}.")
+    both = np.stack([first, second], axis=1)
     if not (np.isfinite(both) & (both > 0)).all():
         raise ValueError("Every unit takes some time and has some tokens.")
 

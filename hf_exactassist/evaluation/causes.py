@@ -155,10 +155,10 @@ def shares(rounds: Sequence[RowRound], proposable: Collection[int] | None = None
     if not rejections:
         return {}
     first = left[1] / reached[1]
-    later = sum(left[position] - first * reached[position] for position in reached if position > 1)
-    # where later places do better, as some do, none is due to them
-    position = max(0.0, later)
-    counts = {QUALITY: rest - position, PROCESSORS: float(excluded), MAPPING: float(unmapped), POSITION: position}
+    beyond = sum(left[position] - first * reached[position] for position in reached if position > 1)
+    # where later places do better none is due to them
+    late = max(0.0, beyond)
+    counts = {QUALITY: rest - late, PROCESSORS: float(excluded), MAPPING: float(unmapped), POSITION: late}
     return {cause: count / rejections for cause, count in counts.items()}
 
 

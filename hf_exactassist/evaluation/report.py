@@ -35,8 +35,9 @@ def make_report(
 
     Args:
         manifest (`Mapping[str, Any]`): `"header"` (where and on what), `"clock"` (`"cpu"` or `"wall"`, the one to
-            judge by), `"processes"`, `"complete"`, `"steps"` (`"done"` and `"all"`); by mode and name of a way of decoding,
-            `"refused"` says why it was not decoded and `"not_tested"` what could not be tested with the models.
+            judge by), `"processes"`, `"complete"`, `"steps"` (`"done"` and `"all"`); by mode and name of a way of
+            decoding, `"refused"` says why it was not decoded and `"not_tested"` what could not be tested with the
+            models.
         plan (`Plan`): what is decoded.
         prompts (`PromptSet`): what is continued.
         records (`Sequence[Record]`): of finished steps, each once.
