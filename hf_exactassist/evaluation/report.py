@@ -1,108 +1,150 @@
-"""Stand-in."""
+"""From records to a report: plain data for JSON, without a number that is not finite."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .bootstrap import mean_difference
-from .conclusion import conclude_greedy, conclude_sampled
+from . import costs
+from .arms import Material, arm_told
 from .data import PromptSet
-from .greedy import Divergence, summarise
-from .plan import CALL, MAXIMAL, SAMPLED, Arm, Plan
-from .records import Call, Comparison, Record
-from .sampled import Finding, lengths, likelihoods
+from .digest import digest
+from .metrics import load_metric
+from .plan import PLAIN, Arm, Plan
+from .records import Record, in_order
+from .sampled import Finding
+from .speed import seconds_per_token, tokens
+from .summary import conclusions
 
 
 def make_report(
-    manifest: dict[str, Any],
+    manifest: Mapping[str, Any],
     plan: Plan,
     prompts: PromptSet,
     records: Sequence[Record],
-    judged: dict[tuple[str, str], list[Finding]],
+    judged: Mapping[tuple[str, str], Sequence[Finding]],
     decode: Callable[[list[int]], str],
     metrics: Sequence[str] = (),
-    proposable: Any = None,
+    proposable: Mapping[str, Collection[int] | None] | None = None,
 ) -> dict[str, Any]:
-    """Stand-in: enough for the engine's own tests, and nothing of what the report is to be."""
-    told = ("header", "prompts", "processes", "complete", "steps")
-    texts = [[record.step.arm, record.prompts, record.texts] for record in records if isinstance(record, Call)]
-    modes = [_mode(mode, manifest, plan, records, judged) for mode in plan.modes]
-    report = {
+    """Everything that an evaluation has shown.
+
+    Records may come in any order, and some may be missing: what cannot be said without them is `None`.
+
+    Args:
+        manifest (`Mapping[str, Any]`): `"header"` (where and on what), `"clock"` (`"cpu"` or `"wall"`, the one to
+            judge by), `"processes"`, `"complete"`, `"steps"` (`"done"` and `"all"`); by mode and name of a way of
+            decoding, `"refused"` says why it was not decoded and `"not_tested"` what could not be tested with the
+            models.
+        plan (`Plan`): what is decoded.
+        prompts (`PromptSet`): what is continued.
+        records (`Sequence[Record]`): of finished steps, each once.
+        judged (`Mapping[tuple[str, str], Sequence[Finding]]`): by mode and name of a way of decoding, outcomes of
+            tests that needed the models.
+        decode (`Callable[[list[int]], str]`): text of the target's tokens, special ones left out.
+        metrics (`Sequence[str]`): names for [`load_metric`].
+        proposable (`Mapping[str, Collection[int] | None]`, *optional*): by drafter, the target's tokens that it can
+            propose; `None`, and drafters left out, can propose all.
+
+    Returns:
+        `dict[str, Any]`: ready for JSON.
+
+    Raises:
+        InvalidArgument: a metric cannot be computed prompt by prompt.
+        UnusableData: a metric is not there, or gives no number for some text.
+    """
+    material = Material(
+        in_order(records),
+        prompts,
+        manifest["clock"],
+        judged,
+        decode,
+        [load_metric(name) for name in metrics],
+        manifest.get("refused", {}),
+        manifest.get("not_tested", {}),
+        proposable or {},
+    )
+    kinds = material.kinds
+    report: dict[str, Any] = {
         "schema": 1,
-        **{name: manifest[name] for name in told},
+        "header": manifest["header"],
         "settings": asdict(plan),
-        "conclusions": [arm["quality"]["conclusion"] for mode in modes for arm in mode["arms"] if arm["quality"]],
-        "modes": modes,
+        "prompts": {
+            **prompts.manifest(),
+            "count": len(kinds),
+            "kinds": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
+        },
+        "processes": manifest["processes"],
+        "complete": manifest["complete"],
+        "steps": manifest["steps"],
+        "modes": [_mode(material, mode, plan.ways(mode)[1:]) for mode in plan.modes],
     }
-    quality = [[arm["name"], arm["quality"]] for mode in modes for arm in mode["arms"]]
-    report["digest"] = hashlib.sha256(json.dumps([texts, quality]).encode()).hexdigest()
-    return report
+    report = _plain(report)
+    report["conclusions"] = conclusions(report)
+    return {**report, "digest": digest(report)}
 
 
-def _sizes(calls: list[Call]) -> list[list[int]]:
-    return [[len(text)] for call in calls for text in call.texts]
-
-
-def _mode(mode: str, manifest: Any, plan: Plan, records: Any, judged: Any) -> dict[str, Any]:
-    arms = [_arm(mode, arm, manifest, records, judged) for arm in plan.ways(mode)[1:]]
-    return {"mode": mode, "arms": arms, "models": []}
-
-
-def _calls(mode: str, arm: str, records: Any) -> list[Call]:
-    return [r for r in records if r.step.kind == CALL and r.step.arm == arm and r.step.unit.mode == mode]
-
-
-def _arm(mode: str, arm: Arm, manifest: Any, records: Any, judged: Any) -> dict[str, Any]:
-    own, plain = _calls(mode, arm.name, records), _calls(mode, "plain", records)
-    told = {"name": arm.name, **asdict(arm), "refused": manifest["refused"][mode].get(arm.name)}
-    if not own or len(own) != len(plain):
-        return {**told, "quality": None, "acceptance": None, "speed": None}
-    drafted, accepted, rounds = (sum(call.stats[name] for call in own if call.stats) for name in _COUNTED)
-
-    def per_token(calls: list[Call]) -> float:
-        return sum(c.seconds[manifest["clock"]] for c in calls) / sum(len(t) for c in calls for t in c.texts)
-
-    speedup = per_token(plain) / per_token(own) if per_token(own) else None
-    divergences = [
-        None if one is None else Divergence(**one)
-        for record in records
-        if isinstance(record, Comparison) and record.step.unit.mode == mode
-        for one in record.divergences.get(arm.name, [])
-    ]
-    findings = list(judged.get((mode, arm.name), []))
-    if mode == SAMPLED and arm.coupling == MAXIMAL:
-        first, second = ([value for c in calls for value in c.likelihoods or []] for calls in (own, plain))
-        if len(first) > 1:
-            findings.append(likelihoods(first, second))
-            mean_difference(first, second)
-        findings.append(lengths(_sizes(own), _sizes(plain)))
-    conclusion = conclude_greedy(summarise(divergences)) if divergences else ""
-    if findings:
-        conclusion = conclude_sampled(findings)
+def _mode(material: Material, mode: str, ways: Sequence[Arm]) -> dict[str, Any]:
+    plain = material.calls(mode, PLAIN)
+    texts = [text for call in plain for text in call.texts]
+    groups: dict[tuple[Any, ...], list[Arm]] = {}
+    for arm in ways:
+        groups.setdefault((arm.drafter, arm.coupling, arm.layout), []).append(arm)
+    step = costs.step_seconds(plain, [look for arm in ways for look in material.looks(mode, arm)])
+    told: dict[Arm, dict[str, Any]] = {}
+    models = []
+    for group in groups.values():
+        looks = [look for arm in group for look in material.looks(mode, arm)]
+        price = costs.round_costs(looks, [call for arm in group for call in material.calls(mode, arm)])
+        told |= {arm: arm_told(material, mode, arm, price, step) for arm in group}
+        models += [_model(material, mode, group, price, step, told)] if price is not None and step is not None else []
     return {
-        **told,
-        "acceptance": {
-            "rate": accepted / max(drafted, 1),
-            "tokens_per_round": 1 + accepted / max(rounds, 1),
-            "drafted": drafted,
-            "accepted": accepted,
+        "mode": mode,
+        "plain": {
+            "tokens": sum(map(tokens, plain)),
+            "mean_length": sum(map(len, texts)) / len(texts) if texts else None,
+            "seconds_per_token": seconds_per_token(plain, material.clock),
         },
-        "speed": {"speedup": speedup, "interval": None},
-        "quality": {
-            "texts": len(divergences) or sum(len(c.texts) for c in own),
-            "identical": sum(one is None for one in divergences) if divergences else None,
-            "findings": [
-                {**{k: v if v != float("inf") else None for k, v in asdict(f).items()}, "differs": f.differs}
-                for f in findings
-            ],
-            "not_tested": manifest["not_tested"].get(mode, {}).get(arm.name, []),
-            "conclusion": conclusion,
-        },
+        "arms": [told[arm] for arm in ways],
+        "models": [model for model in models if model is not None],
     }
 
 
-_COUNTED = ("drafted", "accepted", "row_rounds")
+def _model(
+    material: Material,
+    mode: str,
+    group: Sequence[Arm],
+    price: costs.RoundCosts,
+    step: float,
+    told: Mapping[Arm, Mapping[str, Any]],
+) -> dict[str, Any] | None:
+    """What fixed drafts of every length should bring, beside what those tried did; `None` if none was logged."""
+    fixed = [arm for arm in group if arm.num_assistant_tokens is not None and told[arm]["acceptance"] is not None]
+    if not fixed:
+        return None
+    longest = max(fixed, key=lambda arm: arm.num_assistant_tokens or 0)
+    speedups = {arm: told[arm]["speed"]["speedup"] for arm in group}
+    return {
+        "drafter": longest.drafter,
+        "coupling": longest.coupling,
+        "layout": longest.layout,
+        "from": longest.name,
+        **costs.predicted(material.looks(mode, longest), price, step),
+        "measured": [
+            {"num_assistant_tokens": arm.num_assistant_tokens, "speedup": speedups[arm]}
+            for arm in sorted(fixed, key=lambda arm: arm.num_assistant_tokens or 0)
+            if speedups[arm] is not None
+        ],
+        "default": next((speedups[arm] for arm in group if arm.num_assistant_tokens is None), None),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """The same of lists, dictionaries and finite numbers alone."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
