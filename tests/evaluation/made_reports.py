@@ -171,7 +171,8 @@ def _arm(mode: str, drafter: str, place: int, length: int | None, kinds: tuple[s
         "layout": "replay",
         "refused": None,
         "acceptance": {
-            "rounds": 1000,
+            "rounds": 300,
+            "row_rounds": 1000,
             "drafted": 1000 * drafts,
             "accepted": round(1000 * expected),
             "published": round(1000 * (1 + expected)),

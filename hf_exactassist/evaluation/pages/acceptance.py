@@ -70,6 +70,7 @@ def _figure(title: str, found: Sequence[Way], name: str, tables: Sequence[Table 
 def _counts(found: Sequence[Way]) -> Table:
     columns = {
         "Rounds": ("rounds", count),
+        "Rounds of rows": ("row_rounds", count),
         "Drafted": ("drafted", count),
         "Accepted": ("accepted", count),
         "Tokens": ("published", count),

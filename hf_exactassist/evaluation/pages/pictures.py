@@ -51,6 +51,7 @@ def picture(chart: Chart, name: str) -> str:
     try:
         import matplotlib
         from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
         raise InvalidArgument("Pictures need matplotlib: pip install 'hf-exactassist[eval]'.") from error
 
@@ -70,7 +71,8 @@ def picture(chart: Chart, name: str) -> str:
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         # the reader's fonts count, not matplotlib's
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
-        figure = Figure(layout="constrained", facecolor="none")
+        # the reader's letters may be a little wider too
+        figure = Figure(layout=ConstrainedLayoutEngine(w_pad=6 / 72), facecolor="none")
         if isinstance(chart, Lines):
             _lines(figure, chart)
         elif isinstance(chart, Bars):
