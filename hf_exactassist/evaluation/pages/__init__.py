@@ -1,16 +1,11 @@
-"""Stand-in."""
+"""The report of an evaluation, to be read: as Markdown and as one HTML file.
 
-from __future__ import annotations
+Both say the same, in the same order: `contents` decides what, from a report as `report.json` holds it. Any part of a
+report may be missing, since evaluations can be interrupted and ways of decoding refused.
+"""
 
-import json
-from typing import Any
-
-
-def markdown(report: dict[str, Any]) -> str:
-    """Stand-in."""
-    return "\n".join(report["conclusions"]) + "\n"
+from .html import html
+from .markdown import markdown
 
 
-def html(report: dict[str, Any]) -> str:
-    """Stand-in."""
-    return f"<!doctype html><pre>{json.dumps(report)}</pre>"
+__all__ = ["html", "markdown"]
