@@ -12,7 +12,7 @@ import pytest
 
 from hf_exactassist.cli import evaluate as command
 from hf_exactassist.cli import evaluate_options as options
-from hf_exactassist.evaluation import data, plan, steps
+from hf_exactassist.evaluation import data, pages, plan, steps
 from hf_exactassist.evaluation.decoding import Decoder
 from hf_exactassist.options import COUPLINGS, LAYOUTS
 
@@ -20,6 +20,14 @@ from hf_exactassist.options import COUPLINGS, LAYOUTS
 ROOT = Path(__file__).parents[2]
 SHORT = ["-n", 6, "-k", 2, "--prompts-per-kind", 1, "--kind", "prose", "--kind", "lists"]
 WAYS = ["small, K=2", "small, default"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_pages():
+    """Pictures take seconds, and have tests of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "html", lambda report: "<!doctype html>")
+        yield
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_exactassist.evaluation import tempered
+from hf_exactassist.evaluation import pages, tempered
 from hf_exactassist.evaluation.decoding import Decoder
 from hf_exactassist.evaluation.plan import Arm, Plan
 from hf_exactassist.evaluation.running import evaluate
@@ -31,6 +31,14 @@ class Lossy(Decoder):
 
         with mock.patch.object(coupling, "accepts", accepts):
             return super().__call__(*arguments)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_pages():
+    """Pictures take seconds, and have tests of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "html", lambda report: "<!doctype html>")
+        yield
 
 
 @pytest.fixture(scope="module")

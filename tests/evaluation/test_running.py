@@ -14,6 +14,7 @@ from hf_exactassist.errors import (
     UnsupportedArgument,
     UnsupportedDecodingMode,
 )
+from hf_exactassist.evaluation import pages
 from hf_exactassist.evaluation.decoding import Decoded, Decoder
 from hf_exactassist.evaluation.folder import Folder
 from hf_exactassist.evaluation.plan import LOOK, Arm, Plan
@@ -29,6 +30,14 @@ PLAN = Plan(
 PROMPTS = prompts("a b c", "d e f g h", "b")
 # by mode: calls of all ways and repeats, looks of the first repeat, comparisons; times two batches
 STEPS = 2 * (3 * 2 + 2 + 2) + 2 * (4 * 2 + 3 + 2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_pages():
+    """Pictures take seconds, and have tests of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "html", lambda report: "<!doctype html>")
+        yield
 
 
 @pytest.fixture(scope="module")
