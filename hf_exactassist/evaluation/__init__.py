@@ -1,6 +1,6 @@
 """Does assistance change anything, on someone's own data? What `exactassist evaluate` computes and may say.
 
-Numbers in, numbers out: no model is run here. A test can only fail to find a difference, so each one says how large a
+What stands here takes numbers and gives numbers; models are run by `running.evaluate` alone. A test can only fail to find a difference, so each one says how large a
 difference it would have found. That the laws are equal is proved elsewhere, by enumeration (`tests/exactness`).
 """
 
