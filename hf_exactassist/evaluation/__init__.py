@@ -1,7 +1,8 @@
 """Does assistance change anything, on someone's own data? What `exactassist evaluate` computes and may say.
 
-What stands here takes numbers and gives numbers; models are run by `running.evaluate` alone. A test can
-only fail to find a difference, so each one says how large a difference it would have found. That the laws are equal is proved elsewhere, by enumeration (`tests/exactness`).
+What stands here takes numbers and gives numbers; models are run by `running.evaluate` alone. A test can only fail to
+find a difference, so each one says how large a difference it would have found. That the laws are equal is proved
+elsewhere, by enumeration (`tests/exactness`).
 """
 
 from .bootstrap import MeanDifference, SpeedRatio, mean_difference, speed_ratio
