@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable
 from io import TextIOWrapper
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from .diagnosis import divergence, expected_acceptance, same_top
 from .errors import InvalidArgument
 from .records import Draft, RoundCommit
 from .state.manifest import coordinate_digest
@@ -125,6 +127,7 @@ class AcceptanceLog:
         p_row = probabilities(scores[i, j])
         accepted = j < commit.accepted[i]
         p, q, ratio, identity = float(p_row[token]), None, None, None
+        laws: dict[str, Any] = dict.fromkeys(("overlap", "divergence", "same_top"))
         if coupling == "maximal":
             if draft.probs is None:
                 q, q_row = 1.0, torch.zeros_like(p_row).index_fill_(0, torch.tensor(token, device=p_row.device), 1.0)
@@ -135,6 +138,7 @@ class AcceptanceLog:
             if not accepted:
                 left = residual(p_row[None], q_row[None]).float().cpu().numpy().tobytes()
                 identity = hashlib.sha256(left).hexdigest()[:16]
+            laws |= _compared(p_row, q_row)
         return {
             "event": "decision",
             "round": commit.round_id,
@@ -148,6 +152,7 @@ class AcceptanceLog:
             "accepted": accepted,
             "residual": identity,
             "published": len(commit.tokens[i]),
+            **laws,
         }
 
     def deliveries(self, records: list[dict[str, Any]]) -> list[Callable[[], None]]:
@@ -176,3 +181,17 @@ class AcceptanceLog:
         """See [`close`]."""
         if getattr(self, "_file", None) is not None:
             self.close()
+
+
+def _compared(p: torch.Tensor, q: torch.Tensor) -> dict[str, Any]:
+    """How two laws `(V,)` differ; nothing where the drafter has none."""
+    try:
+        far = float(divergence(p, q))
+    except ValueError:
+        # as where processors leave it nothing to draw from; such a token is never kept
+        return {}
+    return {
+        "overlap": float(expected_acceptance(p, q)),
+        "divergence": far if math.isfinite(far) else None,
+        "same_top": bool(same_top(p, q)),
+    }

@@ -34,6 +34,30 @@ class UnusableData(InvalidArgument):
     """A data set is not there, cannot be read, or has rows that give no prompt."""
 
 
+class UnusableFolder(InvalidArgument):
+    """The folder of an evaluation's results cannot be used."""
+
+
+class ForeignFolder(UnusableFolder):
+    """It holds something else than an evaluation."""
+
+
+class OtherEvaluation(UnusableFolder):
+    """It holds an evaluation of other models, prompts or settings."""
+
+
+class FolderInUse(UnusableFolder):
+    """Another process is writing into it."""
+
+
+class DamagedRecords(UnusableFolder):
+    """Its records cannot be read."""
+
+
+class NotReproducible(ExactAssistError):
+    """The same call gave another text the second time."""
+
+
 class StatefulProcessor(ExactAssistError):
     """What a logits processor remembers cannot be saved, or it has been used before."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ..version import __version__
 
@@ -36,6 +37,25 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": version("transformers"),
         "hf_exactassist": __version__,
+    }
+
+
+def described(model: PreTrainedModel, name: str) -> dict[str, Any]:
+    """What a report says of a model.
+
+    Args:
+        model (`PreTrainedModel`): the model.
+        name (`str`): what it is called.
+
+    Returns:
+        `dict[str, Any]`: name, class, number of parameters, dtype, attention path.
+    """
+    return {
+        "name": name,
+        "class": type(model).__name__,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "attention": model.config.get_text_config()._attn_implementation,
     }
 
 

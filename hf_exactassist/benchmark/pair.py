@@ -1,4 +1,4 @@
-"""The two models of a benchmark, and what every call of them shares."""
+"""The models of a benchmark, and what every call of them shares."""
 
 from __future__ import annotations
 
@@ -12,31 +12,21 @@ from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A target and its assistant.
+class Target:
+    """A target and its tokens.
 
     Attributes:
         target (`PreTrainedModel`): a causal language model.
         tokenizer (`PreTrainedTokenizerBase`): the target's.
-        assistant (`PreTrainedModel`): a smaller one.
-        assistant_tokenizer (`PreTrainedTokenizerBase`, *optional*): the assistant's; the target's by default.
     """
 
     target: PreTrainedModel
     tokenizer: Any
-    assistant: PreTrainedModel
-    assistant_tokenizer: Any = None
 
     @property
     def device(self) -> torch.device:
         """Where the target is."""
         return self.target.device
-
-    @property
-    def one_tokenizer(self) -> bool:
-        """Whether both models read the same tokens, as far as their tokenizers tell."""
-        other = self.assistant_tokenizer
-        return other is None or other.get_vocab() == self.tokenizer.get_vocab()
 
     @cached_property
     def ends(self) -> frozenset[int]:
@@ -69,3 +59,22 @@ class Pair:
         """The tokens of a row up to its end, what fills it up left out."""
         end = next((place for place, token in enumerate(row, start=1) if token in self.ends), None)
         return tuple(row[:end])
+
+
+@dataclass(frozen=True)
+class Pair(Target):
+    """A target and its assistant.
+
+    Attributes:
+        assistant (`PreTrainedModel`): a smaller one.
+        assistant_tokenizer (`PreTrainedTokenizerBase`, *optional*): the assistant's; the target's by default.
+    """
+
+    assistant: PreTrainedModel
+    assistant_tokenizer: Any = None
+
+    @property
+    def one_tokenizer(self) -> bool:
+        """Whether both models read the same tokens, as far as their tokenizers tell."""
+        other = self.assistant_tokenizer
+        return other is None or other.get_vocab() == self.tokenizer.get_vocab()

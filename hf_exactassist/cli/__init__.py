@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench, check, demo, generate
+from . import bench, check, demo, evaluate, generate
 
 
 app = typer.Typer(
@@ -16,7 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (demo.demo, generate.generate, check.check, bench.bench):
+for _command in (demo.demo, generate.generate, check.check, bench.bench, evaluate.evaluate):
     app.command()(_command)
 
 __all__ = ["app"]

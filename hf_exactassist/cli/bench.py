@@ -193,21 +193,12 @@ def _check_results(json_file: Path | None, plot_file: Path | None) -> None:
 
 def _header(loaded: loading.Loaded) -> dict[str, Any]:
     """Where and on what is measured."""
-    from ..benchmark.environment import environment
-
-    def told(model: Any, name: str) -> dict[str, Any]:
-        return {
-            "name": name,
-            "class": type(model).__name__,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "attention": model.config.get_text_config()._attn_implementation,
-        }
+    from ..benchmark.environment import described, environment
 
     return {
         **environment(loaded.target.device),
-        "target": told(loaded.target, loaded.target_name),
-        "assistant": told(loaded.assistant, loaded.assistant_name),
+        "target": described(loaded.target, loaded.target_name),
+        "assistant": described(loaded.assistant, loaded.assistant_name),
     }
 
 

@@ -100,6 +100,23 @@ def quiet_libraries(debug: bool) -> Iterator[None]:
 
 
 @contextmanager
+def quiet_datasets() -> Iterator[None]:
+    """Keeps the progress bars of `datasets` off the terminal, if it is installed."""
+    try:
+        import datasets
+    except ImportError:
+        yield
+        return
+    bars = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not bars:
+            datasets.enable_progress_bars()
+
+
+@contextmanager
 def working(label: str) -> Iterator[None]:
     """A spinner on stderr, if that is a terminal."""
     console = to_stderr()

@@ -129,29 +129,74 @@ def load(
         UsageError: a dtype or device that does not exist.
         CommandError: a checkpoint that cannot be loaded.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise UsageError(f"Unknown --dtype {dtype!r}: choose one of {', '.join(DTYPES)}.")
-    place = _device(device)
-    shared = {"trust_remote_code": trust_remote_code}
+    loader = Loader(dtype, device, attn_implementation, trust_remote_code)
+    # before the model, which takes longer
+    tokenizer = loader.tokenizer("target", target) if with_tokenizer else loader.tokenizer_if_any("target", target)
+    ours = loader.model("target", target)
+    if not with_assistant:
+        return Loaded(ours, tokenizer, target or "embedded", None, None, "")
+    theirs = loader.model("assistant", assistant)
+    assistant_tokenizer = loader.tokenizer_if_any("assistant", assistant)
+    return Loaded(ours, tokenizer, target or "embedded", theirs, assistant_tokenizer, assistant or "embedded")
 
-    def model(role: str, name: str | None) -> PreTrainedModel:
+
+class Loader:
+    """Loads models and tokenizers, all in the same way.
+
+    Args:
+        dtype (`str`, *optional*): one of `DTYPES`; of the checkpoint by default, float32 for the embedded pair.
+        device (`str`, *optional*): a CUDA device if there is one by default.
+        attn_implementation (`str`, *optional*): attention path; Transformers' choice by default.
+        trust_remote_code (`bool`): run code of the checkpoints.
+
+    Raises:
+        UsageError: a dtype or device that does not exist.
+    """
+
+    def __init__(
+        self,
+        dtype: str | None = None,
+        device: str | None = None,
+        attn_implementation: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        if dtype is not None and dtype not in DTYPES:
+            raise UsageError(f"Unknown --dtype {dtype!r}: choose one of {', '.join(DTYPES)}.")
+        self.dtype, self.device, self.attention = dtype, device_of(device), attn_implementation
+        self.shared = {"trust_remote_code": trust_remote_code}
+
+    def model(self, role: str, name: str | None) -> PreTrainedModel:
+        """A model in evaluation mode.
+
+        Args:
+            role (`str`): `"target"` or `"assistant"`.
+            name (`str`, *optional*): folder or Hub id; the embedded one by default.
+
+        Raises:
+            CommandError: a checkpoint that cannot be loaded.
+        """
         from transformers import AutoModelForCausalLM
 
-        kwargs = {"dtype": dtype or ("float32" if name is None else "auto"), **shared}
-        if attn_implementation is not None:
-            kwargs["attn_implementation"] = attn_implementation
+        kwargs = {"dtype": self.dtype or ("float32" if name is None else "auto"), **self.shared}
+        if self.attention is not None:
+            kwargs["attn_implementation"] = self.attention
         folder = _checkpoint(role, name)
         with working(f"Loading the {_called(role, name)}"):
             try:
-                return AutoModelForCausalLM.from_pretrained(folder, **kwargs).to(place).eval()
+                return AutoModelForCausalLM.from_pretrained(folder, **kwargs).to(self.device).eval()
             except Exception as error:
                 raise CommandError(f"Cannot load the {_called(role, name)}: {one_line(error)}") from error
 
-    def tokens(role: str, name: str | None) -> PreTrainedTokenizerBase:
+    def tokenizer(self, role: str, name: str | None) -> PreTrainedTokenizerBase:
+        """The tokenizer of a model; arguments as for [`model`].
+
+        Raises:
+            CommandError: there is none.
+        """
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(_checkpoint(role, name), **shared)
+            tokenizer = AutoTokenizer.from_pretrained(_checkpoint(role, name), **self.shared)
             if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
                 # some classes are made without any files
                 raise ValueError("it has special tokens alone")
@@ -164,21 +209,12 @@ def load(
                 f"with `tokenizer.save_pretrained`: {one_line(error)}"
             ) from error
 
-    def tokens_if_any(role: str, name: str | None) -> PreTrainedTokenizerBase | None:
+    def tokenizer_if_any(self, role: str, name: str | None) -> PreTrainedTokenizerBase | None:
+        """The same, or `None`: then the sizes of the heads and the special tokens are compared, as in the library."""
         try:
-            return tokens(role, name)
+            return self.tokenizer(role, name)
         except CommandError:
-            # without it the sizes of the heads and the special tokens are compared, as in the library
             return None
-
-    # before the model, which takes longer
-    tokenizer = tokens("target", target) if with_tokenizer else tokens_if_any("target", target)
-    ours = model("target", target)
-    if not with_assistant:
-        return Loaded(ours, tokenizer, target or "embedded", None, None, "")
-    theirs = model("assistant", assistant)
-    assistant_tokenizer = tokens_if_any("assistant", assistant)
-    return Loaded(ours, tokenizer, target or "embedded", theirs, assistant_tokenizer, assistant or "embedded")
 
 
 def _called(role: str, name: str | None) -> str:
@@ -204,7 +240,12 @@ def _checkpoint(role: str, name: str | None) -> Any:
     return name
 
 
-def _device(name: str | None) -> torch.device:
+def device_of(name: str | None) -> torch.device:
+    """The device of that name; a CUDA device by default, if there is one.
+
+    Raises:
+        UsageError: it does not exist here.
+    """
     import torch
 
     if name is None:

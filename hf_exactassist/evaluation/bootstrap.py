@@ -1,7 +1,8 @@
-"""How surely a mean over prompts differs: a paired bootstrap, for likelihoods and for a task's own metric."""
+"""How surely a mean over prompts or a speed differs: a paired bootstrap, for likelihoods, a task's metric and time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,20 +53,80 @@ def mean_difference(
         ValueError: there are fewer than two pairs, they do not match, or a number is not finite.
     """
     gaps = paired_gaps(assisted, plain)
+    count = len(gaps)
+    means = np.concatenate([gaps[drawn].mean(axis=1) for drawn in _drawn_anew(count, resamples, seed)])
+    low, high = _interval(means, level)
+    equal = count - int(np.count_nonzero(gaps))
+    return MeanDifference(float(gaps.mean()), low, high, level, count, equal)
+
+
+@dataclass(frozen=True)
+class SpeedRatio:
+    """How many times as fast one way is as another.
+
+    Attributes:
+        ratio (`float`): time per token of plain decoding over that of the other way, each all time over all tokens.
+        low (`float`): lower end of the interval.
+        high (`float`): upper end of the interval.
+        level (`float`): how often such intervals hold the true ratio.
+        units (`int`): pairs.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    level: float
+    units: int
+
+
+def speed_ratio(
+    assisted: ArrayLike, plain: ArrayLike, level: float = 0.95, resamples: int = 5000, seed: int = 0
+) -> SpeedRatio:
+    """Speed-up with a percentile interval (Efron 1979), units drawn anew with all their times and tokens.
+
+    A ratio of sums, as in the long run (contract 0x05C), and no mean of ratios. Intervals are somewhat too narrow for
+    few units, as for [`mean_difference`].
+
+    Args:
+        assisted (`ArrayLike` of shape `(U, 2)`): of each unit, seconds and tokens.
+        plain (`ArrayLike` of shape `(U, 2)`): the same for plain `generate`, units in the same order.
+        level (`float`): between 0 and 1.
+        resamples (`int`): how often units are drawn anew.
+        seed (`int`): of these draws.
+
+    Raises:
+        ValueError: there are fewer than two units, they do not match, or a number is not finite and above 0.
+    """
+    first, second = np.asarray(plain, dtype=np.float64), np.asarray(assisted, dtype=np.float64)
+    if first.shape != second.shape or first.ndim != 2 or first.shape[1] != 2 or len(first) < 2:
+        raise ValueError(f"Seconds and tokens of two units or more: got {second.shape} and {first.shape}.")
+    both = np.stack([first, second], axis=1)
+    if not (np.isfinite(both) & (both > 0)).all():
+        raise ValueError("Every unit takes some time and has some tokens.")
+
+    def ratio(sums: np.ndarray) -> np.ndarray:
+        seconds, tokens = sums[..., 0], sums[..., 1]
+        found: np.ndarray = (seconds[..., 0] / tokens[..., 0]) / (seconds[..., 1] / tokens[..., 1])
+        return found
+
+    ratios = np.concatenate([ratio(both[drawn].sum(axis=1)) for drawn in _drawn_anew(len(both), resamples, seed)])
+    low, high = _interval(ratios, level)
+    return SpeedRatio(float(ratio(both.sum(axis=0))), low, high, level, len(both))
+
+
+def _drawn_anew(count: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """Indices of shape `(R, count)`, so many at a time as memory has room for, `resamples` in all."""
+    rng = np.random.default_rng(seed)
+    most = max(1, _CHUNK // count)
+    for start in range(0, resamples, most):
+        yield rng.integers(count, size=(min(most, resamples - start), count))
+
+
+def _interval(values: np.ndarray, level: float) -> tuple[float, float]:
     if not 0 < level < 1:
         raise ValueError(f"A level lies between 0 and 1, got {level}.")
-    rng = np.random.default_rng(seed)
-    count = len(gaps)
-    most = max(1, _CHUNK // count)
-    means = np.concatenate(
-        [
-            gaps[rng.integers(count, size=(min(most, resamples - start), count))].mean(axis=1)
-            for start in range(0, resamples, most)
-        ]
-    )
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    equal = count - int(np.count_nonzero(gaps))
-    return MeanDifference(float(gaps.mean()), float(low), float(high), level, count, equal)
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
 
 
 def paired_gaps(assisted: ArrayLike, plain: ArrayLike) -> np.ndarray:

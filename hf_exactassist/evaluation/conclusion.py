@@ -37,6 +37,29 @@ def conclude_greedy(summary: GreedySummary) -> str:
     )
 
 
+def conclude_shared_noise(summary: GreedySummary) -> str:
+    """What texts drawn with plain decoding's own noise have shown."""
+    parted, texts = len(summary.divergences), _plural(summary.texts, "text")
+    if parted:
+        faults = len(summary.faults)
+        why = (
+            "where scores and noise together leave two tokens nearly equal, so that rounding decides: that shows no "
+            "fault, but what follows such a place is not compared."
+        )
+        if faults:
+            why = (
+                f"{faults} of them where rounding of scores does not explain it: a fault, unless probabilities of low "
+                "precision were rounded further."
+            )
+        return f"{parted} of {texts} drawn with plain generate's noise {_part(parted)} from its own, {why}"
+    every = f"All {texts}" if summary.texts > 1 else "The one text"
+    return (
+        f"{every} drawn with plain generate's noise {'are' if summary.texts > 1 else 'is'} its own, token for token; "
+        f"of texts like these, up to {_percent(unseen_share(summary.texts, _CONFIDENCE))} could still differ without "
+        f"one having done so here ({_percent(_CONFIDENCE)} confidence)."
+    )
+
+
 def conclude_sampled(findings: Sequence[Finding]) -> str:
     """What tests of equal laws have shown together.
 

@@ -12,6 +12,8 @@ from ..options import COUPLINGS, LAYOUTS
 
 GREEDY, SAMPLED = MODES = ("greedy", "sampled")
 MAXIMAL, SHARED_NOISE = COUPLINGS
+# the name of the drafter that copies from the text itself
+PROMPT_LOOKUP = "prompt lookup"
 # what a step does: a timed call, the same call with the acceptance log, or comparing the texts of a unit
 CALL, LOOK, COMPARE = "call", "look", "compare"
 
@@ -21,7 +23,7 @@ class Arm:
     """One way of decoding.
 
     Attributes:
-        drafter (`str`, *optional*): the name of an assistant, or `"prompt lookup"`; `None` decodes plainly.
+        drafter (`str`, *optional*): the name of an assistant, or `PROMPT_LOOKUP`; `None` decodes plainly.
         num_assistant_tokens (`int`, *optional*): tokens in every draft; `None` leaves it to the defaults.
         coupling (`str`): how drafts are judged.
         layout (`str`): when the last published token is read.
@@ -45,6 +47,11 @@ class Arm:
     def takes_part(self, mode: str) -> bool:
         """Whether it is another way in this mode: how drafts are judged makes no difference to greedy decoding."""
         return mode == SAMPLED or self.coupling == MAXIMAL
+
+    def follows_clock(self, mode: str) -> bool:
+        """Whether draft lengths depend on how long things take: by default, where texts do not depend on them."""
+        unsure = self.drafter is not None and self.num_assistant_tokens is None
+        return unsure and (mode == GREEDY or self.coupling == SHARED_NOISE)
 
 
 PLAIN = Arm()
@@ -92,6 +99,7 @@ class Plan:
         max_new_tokens (`int`): tokens per prompt at most.
         sampling (`dict[str, Any]`): further arguments of sampled calls, such as `temperature`.
         seed (`int`): of sampled calls.
+        settings (`dict[str, Any]`): further arguments of all calls, such as `repetition_penalty`.
     """
 
     arms: tuple[Arm, ...]
@@ -101,6 +109,12 @@ class Plan:
     max_new_tokens: int = 64
     sampling: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def arguments(self, mode: str) -> dict[str, Any]:
+        """Arguments of every call in a mode."""
+        drawn = {"do_sample": True, **self.sampling} if mode == SAMPLED else {"do_sample": False}
+        return {"max_new_tokens": self.max_new_tokens, **self.settings, **drawn}
 
     def ways(self, mode: str) -> list[Arm]:
         """All ways of decoding in a mode, plain first."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from .plan import CALL, COMPARE, LOOK, Step, Unit
+from .plan import CALL, COMPARE, LOOK, MODES, Step, Unit
 
 
 @dataclass(frozen=True)
@@ -88,3 +89,14 @@ def from_json(value: dict[str, Any]) -> Record:
         return kind(**{item.name: value[item.name] for item in fields(kind)} | {"step": step})
     except (KeyError, TypeError) as error:
         raise ValueError(f"This is no record of an evaluation: {error!r}.") from error
+
+
+def in_order(records: Iterable[Record]) -> list[Record]:
+    """Records in an order that does not depend on who made them when."""
+    kinds = list(_KINDS)
+
+    def place(record: Record) -> tuple[int, int, int, str, int]:
+        unit = record.step.unit
+        return MODES.index(unit.mode), unit.repeat, unit.batch, record.step.arm, kinds.index(record.step.kind)
+
+    return sorted(records, key=place)

@@ -6,7 +6,15 @@ independent.
 """
 
 from .costs import CostParts, best_length, break_even_acceptance, leviathan_speedup, speedup, time_per_token
-from .prefixes import counted_rates, counted_survival, observed_rates, prefix_law, reach_rates, survival
+from .prefixes import (
+    counted_rates,
+    counted_survival,
+    observed_counts,
+    observed_rates,
+    prefix_law,
+    reach_rates,
+    survival,
+)
 from .progress import expected_accepted, progress_by_length, round_progress, uniform_progress, unstopped_survival
 from .storage import discarded_rows, temporary_bytes, temporary_bytes_per_token, written_rows
 
@@ -20,6 +28,7 @@ __all__ = [
     "discarded_rows",
     "expected_accepted",
     "leviathan_speedup",
+    "observed_counts",
     "observed_rates",
     "prefix_law",
     "progress_by_length",

@@ -108,11 +108,27 @@ def observed_rates(rounds: Iterable[tuple[int, int, int]]) -> list[float]:
     """Rates from single rounds, whose drafts may differ in length.
 
     Args:
+        rounds (`Iterable[tuple[int, int, int]]`): see [`observed_counts`].
+
+    Returns:
+        `list[float]`: one rate for each position that was ever reached.
+
+    Raises:
+        ValueError: see [`observed_counts`].
+    """
+    return counted_rates(*observed_counts(rounds))
+
+
+def observed_counts(rounds: Iterable[tuple[int, int, int]]) -> tuple[list[int], list[int]]:
+    """What [`counted_rates`] takes, from single rounds.
+
+    Args:
         rounds (`Iterable[tuple[int, int, int]]`): of each row and round, the tokens drafted, accepted and published.
             What a stop cut off was not reached.
 
     Returns:
-        `list[float]`: one rate for each position that was ever reached.
+        `tuple[list[int], list[int]]`: how often each position was reached, and how often accepted; as many as were
+        ever reached.
 
     Raises:
         ValueError: a round publishes nothing, accepts more than was drafted, or publishes more than what it accepts
@@ -132,7 +148,7 @@ def observed_rates(rounds: Iterable[tuple[int, int, int]]) -> list[float]:
                 kept.append(0)
             reached[i] += 1
             kept[i] += i < accepted
-    return counted_rates(reached, kept)
+    return reached, kept
 
 
 def counted_survival(drafted: Sequence[int], accepted: Sequence[int]) -> list[float]:

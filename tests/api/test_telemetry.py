@@ -33,8 +33,12 @@ MODES = {
     "shared_noise": {"do_sample": True, "seed": 28, "coupling": "shared_noise", **WARPERS},
 }
 LENGTHS = [[6], [9, 4, 6]]
+LAWS = ["overlap", "divergence", "same_top"]
 FIELDS = [
-    ["event", "round", "row", "position", "token", "q", "p", "ratio", "uniform", "accepted", "residual", "published"],
+    [
+        *("event", "round", "row", "position", "token", "q", "p", "ratio", "uniform", "accepted", "residual"),
+        *("published", *LAWS),
+    ],
     ["event", "round", "generation", "layout", "coupling", "coordinate", "rows", "seconds"],
 ]
 
@@ -84,7 +88,7 @@ def assert_alike(records, expected):
     for one, other in zip(records, expected, strict=True):
         assert list(one) == list(other)
         for name, value in one.items():
-            if name in ("p", "q", "ratio"):
+            if name in ("p", "q", "ratio", "overlap", "divergence"):
                 assert value == pytest.approx(other[name], abs=1e-5)
             elif name == "residual":
                 assert (value is None) == (other[name] is None)
@@ -156,6 +160,17 @@ def check_accounts(rounds, decisions, mode, inputs, sequences):
     assert len(published) == len(sequences)
 
 
+def check_laws(record, p, q):
+    """How the two laws differ, apart from how the log finds it (contract 0x03B)."""
+    assert record["overlap"] == pytest.approx(float(torch.minimum(p, q).sum()), abs=1e-4)
+    excluded = bool(((p > 0) & (q == 0)).any())
+    assert (record["divergence"] is None) == excluded
+    if not excluded:
+        kept = p > 0
+        assert record["divergence"] == pytest.approx(float((p * (p / q).log())[kept].sum()), abs=1e-3)
+    assert record["same_top"] == (int(p.argmax()) == int(q.argmax()))
+
+
 def check_decisions(models, decisions, mode, inputs, sequences, seed=28, drawn=True):
     """Each record against laws recomputed from the text alone."""
     whole, pipeline = texts(inputs, sequences), processors(mode)
@@ -171,6 +186,7 @@ def check_decisions(models, decisions, mode, inputs, sequences, seed=28, drawn=T
         outcomes.add(record["accepted"])
         if mode != "maximal":
             assert record["q"] is record["ratio"] is record["uniform"] is record["residual"] is None
+            assert [record[name] for name in LAWS] == [None] * 3
             if mode == "greedy":
                 assert record["accepted"] == (int(p.argmax()) == token)
             continue
@@ -180,6 +196,7 @@ def check_decisions(models, decisions, mode, inputs, sequences, seed=28, drawn=T
         assert record["uniform"] == float(noise.block(ACCEPT, [row], [position], 1))
         assert record["accepted"] == (record["uniform"] < record["ratio"])
         assert (record["residual"] is None) == record["accepted"]
+        check_laws(record, p, q)
         if not record["accepted"]:
             # the token that came instead is one the target likes better than the draft does
             assert len(record["residual"]) == 16 and float(p[text[position]] - q[text[position]]) > -2e-5
@@ -227,6 +244,7 @@ def test_prompt_lookup_drafts_with_certainty(loop, batch, mode, layout):
         assert record["accepted"] == (text[record["position"]] == record["token"])
         if mode == "maximal":
             assert record["q"] == 1.0 and record["ratio"] == record["p"]
+            check_laws(record, p, torch.eye(len(p))[record["token"]])
             assert record["uniform"] == float(noise.block(ACCEPT, [record["row"]], [record["position"]], 1))
             assert (record["residual"] is None) == record["accepted"] == (record["uniform"] < record["ratio"])
     assert any(record["accepted"] for record in decisions)
@@ -289,6 +307,12 @@ def test_equal_laws_have_equal_names(models, monkeypatch):
     assert names[0] == names[1] == seen[: len(names[0])] and len(seen) == 2 * len(names[0])
     by_row = [[name for row, name in names[0] if row == mine] for mine in (0, 1)]
     assert by_row[0] == by_row[1] and len(set(by_row[0])) == len(by_row[0]) > 2
+
+
+@pytest.mark.parametrize("q", [[0.0, 0.0], [float("nan"), 0.5]], ids=["nothing", "nan"])
+def test_a_drafter_without_a_law_is_told_without_one(q):
+    """Its processors may leave it nothing to draw from: the call goes on, and so does the log."""
+    assert acceptance_log._compared(torch.tensor([0.5, 0.5]), torch.tensor(q)) == {}
 
 
 # --- how it is told

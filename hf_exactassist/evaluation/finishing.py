@@ -1,0 +1,35 @@
+"""Writes the results of an evaluation beside its records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from . import pages
+from .folder import Folder
+
+
+def write_results(folder: Folder, report: dict[str, Any], rounds: Sequence[dict[str, Any]]) -> None:
+    """Writes `report.json`, `report.md`, `report.html` and `rounds.parquet`.
+
+    Args:
+        folder (`Folder`): where.
+        report (`dict[str, Any]`): as JSON can write it.
+        rounds (`Sequence[dict[str, Any]]`): a row for every round and prompt; no file without any.
+
+    Raises:
+        ValueError: a number of the report is not finite.
+    """
+    folder.write("report.json", json.dumps(report, indent=1, allow_nan=False) + "\n")
+    folder.write("report.md", pages.markdown(report))
+    folder.write("report.html", pages.html(report))
+    table = folder.path / "rounds.parquet"
+    if not rounds:
+        table.unlink(missing_ok=True)
+        return
+    from datasets import Dataset
+
+    aside = folder.path / ".rounds.parquet.new"
+    Dataset.from_list(list(rounds)).to_parquet(str(aside))
+    aside.replace(table)

@@ -1,0 +1,171 @@
+"""The run folder: whose it is, what goes on, and what a crash leaves behind."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hf_exactassist.errors import DamagedRecords, FolderInUse, ForeignFolder, OtherEvaluation, UnusableFolder
+from hf_exactassist.evaluation.folder import Folder
+from hf_exactassist.evaluation.plan import CALL, COMPARE, Step, Unit
+from hf_exactassist.evaluation.records import Call, Comparison
+
+
+def manifest(**changes):
+    prompts = {"sha256": "a", "chat": False, "dataset": "here", **changes.pop("prompts", {})}
+    return {"header": {"date": "today"}, "plan": {"seed": 0}, "prompts": prompts, **changes}
+
+
+def record(batch=0):
+    unit = Unit("greedy", 0, batch)
+    return Call(Step(CALL, unit, "plain"), [batch], [3], [[5, 2]], [True], {"cpu": 1.0, "wall": 2.0})
+
+
+@pytest.fixture
+def started(tmp_path):
+    """A folder with two records, closed."""
+    folder = Folder(tmp_path / "run")
+    folder.open(manifest())
+    folder.append(record(0))
+    folder.append(record(1))
+    folder.close()
+    return folder.path
+
+
+def opened(path, *arguments):
+    folder = Folder(path)
+    folder.open(*arguments or (manifest(),))
+    found = folder.records()
+    folder.close()
+    return found
+
+
+def test_records_come_back(started):
+    assert opened(started) == [record(0), record(1)]
+    comparison = Comparison(Step(COMPARE, Unit("greedy", 0, 0)), [0], {"small, K=2": [None]})
+    folder = Folder(started)
+    folder.open(manifest())
+    folder.append(comparison)
+    folder.close()
+    assert opened(started) == [record(0), record(1), comparison]
+
+
+def test_the_header_and_where_prompts_lie_may_differ(started):
+    folder = Folder(started)
+    there = folder.open(manifest(header={"date": "tomorrow"}, prompts={"dataset": "elsewhere"}))
+    folder.close()
+    assert there["header"] == {"date": "today"} and there["prompts"]["dataset"] == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"plan": {"seed": 1}}, "other plan.seed:"),
+        ({"prompts": {"sha256": "b"}}, "other prompts.sha256:"),
+        ({"models": {"target": {"weights": "c"}}}, "other models:"),
+    ],
+)
+def test_another_evaluation_is_refused_by_name(started, changes, says):
+    with pytest.raises(OtherEvaluation, match=says) as caught:
+        opened(started, manifest(**changes))
+    assert "--out" in str(caught.value) and "--overwrite" in str(caught.value)
+    # nothing has happened to it, and nobody holds it
+    assert len(opened(started)) == 2
+
+
+def test_overwriting_deletes_what_is_ours_alone(started):
+    (started / "notes.txt").write_text("mine")
+    (started / "report.json").write_text("{}")
+    assert opened(started, manifest(plan={"seed": 1}), True) == []
+    assert (started / "notes.txt").read_text() == "mine" and not (started / "report.json").exists()
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "manifest.json", "records.jsonl"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_foreign_folder_is_refused_and_left_alone(tmp_path, name, overwrite):
+    (tmp_path / name).write_text('{"kind": "a thesis"}')
+    with pytest.raises(ForeignFolder, match="something else than an evaluation"):
+        opened(tmp_path, manifest(), overwrite)
+    with pytest.raises(ForeignFolder):
+        Folder(tmp_path).require_ours()
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnusableFolder, match="is no folder"):
+        Folder(tmp_path / "file").require_ours()
+    with pytest.raises(UnusableFolder, match="Cannot write into"):
+        opened(tmp_path / "file")
+
+
+def test_a_torn_line_is_cut_off(started):
+    file = started / "records.jsonl"
+    whole = file.read_bytes()
+    for cut in (1, 20, len(whole) // 2 - 1):
+        file.write_bytes(whole[:-cut])
+        assert opened(started) == [record(0)]
+        assert file.read_bytes() == whole[: len(whole) // 2]
+    # a line that was whole but for its end is done again, and does not run into the next
+    folder = Folder(started)
+    folder.open(manifest())
+    folder.append(record(1))
+    folder.close()
+    assert file.read_bytes() == whole
+
+
+def test_a_damaged_line_is_told(started):
+    file = started / "records.jsonl"
+    file.write_text('{"half": \n' + file.read_text())
+    with pytest.raises(DamagedRecords, match="records.jsonl, line 1, is no record"):
+        opened(started)
+
+
+def test_records_of_any_number_of_processes_are_read(started):
+    folder = Folder(started)
+    folder.open(manifest())
+    folder.append(record(2), process=1, processes=2)
+    folder.close()
+    assert (started / "records-00002-of-00002.jsonl").exists()
+    assert sorted(one.prompts[0] for one in opened(started)) == [0, 1, 2]
+
+
+def test_two_at_a_time_are_refused(started):
+    first, second = Folder(started), Folder(started)
+    first.open(manifest())
+    with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()}"):
+        second.open(manifest())
+    # the one that was refused does not free it
+    second.close()
+    with pytest.raises(FolderInUse):
+        second.open(manifest(), True)
+    first.close()
+    second.open(manifest())
+    second.close()
+
+
+def test_what_a_dead_process_held_is_taken_over(started):
+    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    folder = Folder(started)
+    folder.open(manifest())
+    lock = started / ".lock"
+    held = json.loads(lock.read_text())
+    lock.write_text(json.dumps({**held, "pid": int(child.stdout)}))
+    assert len(opened(started)) == 2 and not lock.exists()
+    # on another machine nobody can look
+    lock.write_text(json.dumps({"host": "another", "pid": int(child.stdout)}))
+    with pytest.raises(FolderInUse, match="on another.*delete .*lock"):
+        opened(started)
+
+
+def test_a_folder_with_nothing_but_a_lock_of_the_dead_is_new(tmp_path):
+    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    folder = Folder(tmp_path)
+    folder.open(manifest())
+    held = json.loads((tmp_path / ".lock").read_text())
+    folder.close()
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / ".lock").write_text(json.dumps({**held, "pid": int(child.stdout)}))
+    assert opened(tmp_path) == []
