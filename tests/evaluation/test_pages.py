@@ -326,8 +326,9 @@ def test_a_picture_stands_in_any_page(chart, recwarn):
 def test_pictures_are_told_in_words():
     words = "By K. $x$ & <i>: 0.50 at 1 (0.40 to 0.60), 0.25 at 2. d: 0.50."
     assert LINES.words() == words
-    found = Parsed(picture(LINES, "one")).all("desc")
-    assert [one["text"] for one in found] == [words]
+    drawn = Parsed(picture(LINES, "one"))
+    assert [one["text"] for one in drawn.all("desc")] == [words]
+    assert "$x$ & <i>" in [one["text"] for one in drawn.all("text")]
     assert BARS.words() == "one: draft 25%, rest 75%. two: draft 50%, rest 50%."
     assert DOTS.words() == "one: 1.50 for prose, 0.50 for 模型."
 
