@@ -10,7 +10,13 @@ import hf_exactassist.demo
 
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/getting-started.md", "docs/processors.md", "docs/benchmarks.md"]
+PAGES = [
+    "README.md",
+    "docs/getting-started.md",
+    "docs/processors.md",
+    "docs/benchmarks.md",
+    "docs/evaluation-at-scale.md",
+]
 # compiles for half a minute
 PAGES.append(pytest.param("docs/compile.md", marks=pytest.mark.slow))
 

@@ -1,0 +1,1 @@
+"""Spec-Bench's questions, answered plainly and with an assistant."""
