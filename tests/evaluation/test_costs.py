@@ -25,6 +25,9 @@ def test_lines():
     assert found.draft == pytest.approx((0.0, 1.0)) and found.verify == pytest.approx((10.0, 2.0))
     assert found.rest == 1.0
     assert [found.at(length) for length in (0, 1, 5)] == pytest.approx([11.0, 14.0, 26.0])
+    # the three rounds' stages took 54; timed, they took 60
+    timed = [call(stats=STATS | {"rounds": 3, "seconds": 60.0})]
+    assert costs.round_costs([look(drafting(1, 3, 3))], timed).rest == pytest.approx(3.0)
 
 
 def test_an_outlier_does_not_move_a_median():
