@@ -19,7 +19,7 @@ from .sampled import Finding
 from .speed import paired, speed
 
 
-# a text that nobody drew with the same noise says nothing about others
+# tests of laws take samples to be independent
 _COMPARED = "The law is not tested beside: texts drawn with plain decoding's own noise are compared token by token."
 
 

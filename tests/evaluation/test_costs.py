@@ -25,6 +25,9 @@ def test_lines():
     assert found.draft == pytest.approx((0.0, 1.0)) and found.verify == pytest.approx((10.0, 2.0))
     assert found.rest == 1.0
     assert [found.at(length) for length in (0, 1, 5)] == pytest.approx([11.0, 14.0, 26.0])
+    # the three rounds' stages took 54; timed, they took 60
+    timed = [call(stats=STATS | {"rounds": 3, "seconds": 60.0})]
+    assert costs.round_costs([look(drafting(1, 3, 3))], timed).rest == pytest.approx(3.0)
 
 
 def test_an_outlier_does_not_move_a_median():
@@ -85,6 +88,11 @@ def test_a_step_without_the_prompt():
     assert costs.step_seconds([plain(texts=[range(3)], seconds=4.0)], looks) is None
 
 
+def test_the_longest_draft_of_a_batch_is_what_a_round_takes():
+    log = events([row([], 0, 1), row([], 0, 1, row=1)], [row([1], 1, 1), row([1, 2, 3], 0, 9, row=1)])
+    assert [one.length for one in costs.timed_rounds([look(log)])] == [3]
+
+
 PRICE = RoundCosts(draft=(0.0, 1.0), verify=(10.0, 0.0), rest=0.0)
 
 
@@ -96,6 +104,13 @@ def test_predictions():
     assert found["speedup"] == pytest.approx([1.0, 15 / 11, 20 / 12])
     # where a plain step is much cheaper than a round's forward, no drafts are best
     assert costs.predicted([look(log)], PRICE, 5.0)["best_length"] == 0
+
+
+def test_ends_of_texts_bring_no_further_token():
+    """All drafts are accepted, and half of the texts end with the first one: tokens 1, 1.5, 2 and not 1, 2, 3."""
+    log = events([row([], 0, 1)], [row([1, 2], 2, 3)], [row([1, 2], 1)])
+    found = costs.predicted([look(log)], PRICE, 10.0)
+    assert found["speedup"] == pytest.approx([1.0, 15 / 11, 20 / 12])
 
 
 def test_expectations():

@@ -11,6 +11,7 @@ from hf_exactassist.evaluation import Finding
 from hf_exactassist.evaluation.digest import digest
 from hf_exactassist.evaluation.greedy import Divergence
 from hf_exactassist.evaluation.plan import Arm, Plan
+from hf_exactassist.evaluation.records import in_order
 from hf_exactassist.evaluation.report import make_report
 from hf_exactassist.evaluation.summary import conclusions
 from tests.evaluation.made import call, compare, events, look, plain, prompt_set, row, tie
@@ -155,6 +156,7 @@ def test_models(whole):
 def test_records_in_any_order_give_the_same_report(whole, seed):
     shuffled = RECORDS[:]
     random.Random(seed).shuffle(shuffled)
+    assert in_order(shuffled) == in_order(RECORDS)
     assert report(shuffled) == whole
 
 
