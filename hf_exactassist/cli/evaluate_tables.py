@@ -70,4 +70,8 @@ def _outcome(quality: dict[str, Any] | None) -> str:
     tests = len(quality["findings"])
     if not tests:
         return "not tested"
-    return f"differs in {differing} of {tests} tests" if differing else f"equal in {tests} test{'s' * (tests > 1)}"
+    return (
+        f"differs in {differing} of {tests} tests"
+        if differing
+        else f"no difference in {tests} test{'s' * (tests > 1)}"
+    )

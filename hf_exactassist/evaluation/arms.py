@@ -35,6 +35,7 @@ class Material:
         decode (`Callable[[list[int]], str]`): text of tokens.
         metrics (`Sequence[Metric]`): a task's own.
         refused (`Mapping[str, Mapping[str, str]]`): by mode and way, why it was not decoded.
+        alpha (`float`): level of each test of a law.
         not_tested (`Mapping[str, Mapping[str, Sequence[str]]]`): by mode and way, why tests are
             missing that need the models.
         proposable (`Mapping[str, Collection[int] | None]`): by drafter, what it can propose.
@@ -47,6 +48,7 @@ class Material:
     decode: Callable[[list[int]], str]
     metrics: Sequence[Metric]
     refused: Mapping[str, Mapping[str, str]]
+    alpha: float
     not_tested: Mapping[str, Mapping[str, Sequence[str]]]
     proposable: Mapping[str, Collection[int] | None]
 
@@ -129,7 +131,7 @@ def _quality(material: Material, mode: str, arm: Arm, refusal: str | None) -> di
         told["not_tested"] += [_COMPARED] if mode != GREEDY else []
     else:
         untested = material.not_tested.get(mode, {}).get(arm.name, ())
-        tested = findings.tests(calls, plain, material.judged.get((mode, arm.name), ()), untested)
+        tested = findings.tests(calls, plain, material.judged.get((mode, arm.name), ()), untested, material.alpha)
         told["texts"] = sum(len(ours.texts) for ours, _ in paired(calls, plain))
         told["findings"] = [findings.finding_told(finding) for finding in tested.findings]
         told["not_tested"] += tested.not_tested

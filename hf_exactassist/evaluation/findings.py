@@ -11,7 +11,7 @@ from .conclusion import conclude_greedy, conclude_sampled, conclude_shared_noise
 from .greedy import Divergence, GreedySummary, summarise
 from .plan import GREEDY
 from .records import Call, Comparison
-from .sampled import Finding, LikelihoodFinding, lengths, likelihoods
+from .sampled import ALPHA, Finding, LikelihoodFinding, lengths, likelihoods
 from .speed import paired
 
 
@@ -118,7 +118,11 @@ def partings_told(
 
 
 def tests(
-    assisted: Sequence[Call], plain: Sequence[Call], judged: Sequence[Finding], untested: Sequence[str]
+    assisted: Sequence[Call],
+    plain: Sequence[Call],
+    judged: Sequence[Finding],
+    untested: Sequence[str],
+    alpha: float = ALPHA,
 ) -> Tested:
     """Tests of equal laws of sampled texts.
 
@@ -127,6 +131,7 @@ def tests(
         plain (`Sequence[Call]`): those of plain decoding. Units that only one of them has are left out.
         judged (`Sequence[Finding]`): outcomes of tests that needed the models.
         untested (`Sequence[str]`): why some of these are missing.
+        alpha (`float`): level of each test.
 
     Returns:
         `Tested`: likelihoods, lengths, and what was judged.
@@ -136,7 +141,7 @@ def tests(
     if not judged and not untested:
         found.not_tested.append("Next tokens were not tested: no prefix was judged against its exact law.")
     try:
-        likelihood = likelihoods(*_mean_likelihoods(pairs))
+        likelihood = likelihoods(*_mean_likelihoods(pairs), alpha)
         found.likelihood = likelihood.difference
         found.findings.append(likelihood)
     except ValueError as error:
@@ -145,7 +150,7 @@ def tests(
         ours, theirs = _lengths(pairs)
         if len(ours) < 2:
             raise ValueError(f"Two prompts or more are needed: got {len(ours)}.")
-        found.findings.append(lengths(ours, theirs))
+        found.findings.append(lengths(ours, theirs, alpha))
     except ValueError as error:
         found.not_tested.append(f"Lengths were not tested: {_reason(error)}")
     return found

@@ -120,6 +120,10 @@ class Plan:
         """All ways of decoding in a mode, plain first."""
         return [PLAIN, *(arm for arm in self.arms if arm.takes_part(mode))]
 
+    def tested(self) -> list[Arm]:
+        """Ways whose law is tested: where the noise is shared, texts are compared instead."""
+        return [arm for arm in self.ways(SAMPLED)[1:] if arm.coupling == MAXIMAL and SAMPLED in self.modes]
+
     def batches(self, prompts: int) -> list[range]:
         """The prompts of each call, in order; the last call may have fewer."""
         return [range(at, min(at + self.batch_size, prompts)) for at in range(0, prompts, self.batch_size)]

@@ -14,7 +14,7 @@ from .digest import digest
 from .metrics import load_metric
 from .plan import PLAIN, Arm, Plan
 from .records import Record, in_order
-from .sampled import Finding
+from .sampled import Finding, level
 from .speed import seconds_per_token, tokens
 from .summary import conclusions
 
@@ -63,6 +63,7 @@ def make_report(
         decode,
         [load_metric(name) for name in metrics],
         manifest.get("refused", {}),
+        level(len(plan.tested())),
         manifest.get("not_tested", {}),
         proposable or {},
     )

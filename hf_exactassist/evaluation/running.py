@@ -21,7 +21,7 @@ from .records import Call, Record
 from .report import make_report
 from .rounds import rounds_table
 from .sampled import Finding
-from .second_tokens import SecondTokens, testable
+from .second_tokens import SecondTokens
 from .steps import Steps, Timed
 
 
@@ -188,7 +188,7 @@ class _Run:
         calls = [record for record in records if isinstance(record, Call)]
         findings, sentences = {}, {}
         refused = self.steps.refused.get(SAMPLED, {})
-        names = [name for name in testable(self.plan) if name not in refused]
+        names = [arm.name for arm in self.plan.tested() if arm.name not in refused]
         for number, name in enumerate(names):
             self.progress(number, len(names), f"testing next tokens, {name}")
             findings[SAMPLED, name], sentences[name] = test.judge(name, calls)

@@ -1,4 +1,4 @@
-"""Is the law that of plain `generate`? Three tests that share a level of 0.05 and say what they could have found.
+"""Is the law that of plain `generate`? Three tests that share a level and say what they could have found.
 
 All p-values are Monte Carlo ones (Barnard 1963): how often chance alone does as much, the observed case counted along,
 so that they are valid whatever the number of simulations, prompts and expected counts.
@@ -17,7 +17,9 @@ from .bootstrap import MeanDifference, mean_difference, paired_gaps
 from .power import smallest_found, tempered, threshold
 
 
-ALPHA = 0.05 / 3
+# how often equal laws are said to differ, by any of the three tests
+LEVEL = 0.05
+ALPHA = LEVEL / 3
 POWER = 0.9
 # worlds in which a difference is or is not found; a power of 0.9 is known to 0.02
 _WORLDS = 250
@@ -65,6 +67,15 @@ class LikelihoodFinding(Finding):
     """
 
     difference: MeanDifference
+
+
+def level(ways: int) -> float:
+    """The level of each test where several ways of decoding are tested, so that all tests together have that of one.
+
+    Args:
+        ways (`int`): so many.
+    """
+    return ALPHA / max(ways, 1)
 
 
 def likelihoods(

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from .plan import MAXIMAL, SAMPLED, Plan
+from .plan import SAMPLED, Plan
 from .records import Call
 from .rescoring import Rescorer
-from .sampled import Finding, next_tokens
+from .sampled import Finding, level, next_tokens
 
 
 # whose laws are worked out, for each way of decoding
@@ -75,7 +75,7 @@ class SecondTokens:
                 "Next tokens were not tested: behind every prefix a digit decides which tokens the sampling settings "
                 "leave out."
             ]
-        return [next_tokens(np.stack(laws), tokens)], []
+        return [next_tokens(np.stack(laws), tokens, level(len(self.plan.tested())))], []
 
     def _drawn(self, arm: str, calls: Sequence[Call]) -> dict[Prefix, list[int]]:
         """Second tokens behind each prefix."""
@@ -86,11 +86,6 @@ class SecondTokens:
                     if len(text) > 1:
                         drawn[self.one_of[prompt], text[0]].append(text[1])
         return drawn
-
-
-def testable(plan: Plan) -> list[str]:
-    """Names of the ways whose second tokens can be tested: with shared noise texts are compared instead."""
-    return [arm.name for arm in plan.ways(SAMPLED)[1:] if arm.coupling == MAXIMAL and SAMPLED in plan.modes]
 
 
 def _chosen(drawn: dict[Prefix, list[int]]) -> list[Prefix]:

@@ -24,8 +24,7 @@ def conclusions(report: dict[str, Any]) -> list[str]:
             speeds.append(f"Nothing is known of the speed of {mode['mode']} decoding.")
             continue
         speeds.append(_speed(mode, fastest, len(arms)))
-        if not _alarming(fastest):
-            qualities.append(f"{_titled(mode, fastest)}: {fastest['quality']['conclusion']}")
+        qualities += _quality(mode, fastest, arms)
     steps = report["steps"]
     missing = [f"The evaluation is not complete: {steps['done']} of {steps['all']} steps are done."]
     return [*alarms, *([] if report["complete"] else missing), *speeds, *qualities]
@@ -42,6 +41,19 @@ def _speed(mode: dict[str, Any], fastest: dict[str, Any], ways: int) -> str:
     if interval is not None and interval[0] <= 1 <= interval[1]:
         return f"{sentence}; that it is any faster or slower is not shown."
     return f"{sentence}." if found > 1 else f"{sentence}: drafting does not pay here."
+
+
+def _quality(mode: dict[str, Any], fastest: dict[str, Any], arms: list[dict[str, Any]]) -> list[str]:
+    """What was shown of the fastest way, and in a word of the others, where no alarm says more."""
+    if _alarming(fastest):
+        return []
+    sentence, others = fastest["quality"]["conclusion"], [arm for arm in arms if arm is not fastest]
+    if others and all(arm["quality"]["conclusion"] == sentence for arm in others):
+        return [f"{mode['mode'].capitalize()}, all {len(arms)} ways: {sentence}"]
+    more = ""
+    if others and not any(map(_alarming, others)):
+        more = f" In {len(others)} other way{'s' * (len(others) > 1)} nothing was found either."
+    return [f"{_titled(mode, fastest)}: {sentence}{more}"]
 
 
 def _alarming(arm: dict[str, Any]) -> bool:

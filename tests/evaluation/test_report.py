@@ -268,6 +268,18 @@ def test_other_laws_come_first():
     assert finding["statistic"] is finding["smallest"] is None and finding["differs"]
 
 
+def test_all_ways_together_have_the_level_of_one(whole):
+    """With many ways, one would else be called different by chance in most evaluations."""
+    found = [one["alpha"] for arm in arms(whole, "sampled").values() for one in arm["quality"]["findings"]]
+    assert set(found) == {0.05 / 3 / 3} and sum(found) <= 0.05
+
+
+def test_a_word_on_the_ways_that_are_not_the_fastest(whole):
+    greedy, sampled = whole["conclusions"][-2:]
+    assert greedy.startswith("Greedy, all 3 ways: All 3 greedy texts are")
+    assert sampled.endswith("In 3 other ways nothing was found either.")
+
+
 def test_why_the_models_could_not_test():
     found = report(RECORDS, not_tested={"sampled": {FIXED.name: ["Too few prefixes."]}})
     assert arms(found, "sampled")[FIXED.name]["quality"]["not_tested"] == ["Too few prefixes."]

@@ -9,7 +9,7 @@ from hf_exactassist.evaluation.decoding import Decoder, token_rows
 from hf_exactassist.evaluation.plan import PLAIN, SAMPLED, Arm, Plan, Step, Unit
 from hf_exactassist.evaluation.records import Call
 from hf_exactassist.evaluation.rescoring import Rescorer
-from hf_exactassist.evaluation.second_tokens import MOST_PREFIXES, SecondTokens, _chosen, testable
+from hf_exactassist.evaluation.second_tokens import MOST_PREFIXES, SecondTokens, _chosen
 from tests.evaluation.small import prompts, small_models
 
 
@@ -145,7 +145,7 @@ def test_second_tokens_are_gathered_by_prefix(models, rows):
     assert test.judge("small, K=2", [call([[2]], [0])])[1] == [
         "Next tokens were not tested: no text goes on behind its first token."
     ]
-    assert testable(PLAN) == ["small, K=2"]
+    assert [arm.name for arm in PLAN.tested()] == ["small, K=2"]
 
 
 def test_prefixes_are_chosen_without_a_look_at_what_follows():
