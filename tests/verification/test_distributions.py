@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_exactassist.verification.distributions import inverse_cdf, online_probabilities, probabilities
+from hf_exactassist.verification.distributions import inverse_cdf, likeliest, online_probabilities, probabilities
 
 
 INF = math.inf
@@ -142,3 +142,29 @@ def test_inverse_cdf_agrees_with_exact_fractions(weights, numerator):
     threshold = Fraction(numerator, 2**20) * sum(weights)
     expected = next(i for i in range(len(weights)) if sum(weights[: i + 1]) > threshold)
     assert drawn(weights, [numerator / 2**20]) == [expected]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "row",
+    [
+        [1, 3, 3, 2],
+        [math.nan, 1, 2],
+        [1, math.nan, math.inf, math.nan],
+        [-math.inf] * 3,
+        [0.0, -0.0],
+        [-0.0, 0.0],
+        [1, math.inf, math.inf],
+    ],
+)
+def test_the_likeliest_token_is_the_one_torch_finds(row, dtype):
+    """Of equals the first, as plain `generate` takes it."""
+    scores = torch.tensor([row, row[::-1]], dtype=dtype)
+    for table in (scores, scores[:, None], scores[0]):
+        assert torch.equal(likeliest(table), table.argmax(dim=-1))
+
+
+def test_the_likeliest_token_is_found_in_parts_of_larger_tables():
+    scores = torch.randint(0, 50, (6, 4, 3000)).float().requires_grad_()
+    for table in (scores, scores[:, 1:3], scores[..., ::2], scores.transpose(0, 1)):
+        assert torch.equal(likeliest(table), table.argmax(dim=-1))
