@@ -119,6 +119,9 @@ class AssistantModelDrafter(Drafter):
     def propose(self, lengths: Sequence[int]) -> Draft:
         """See [`Drafter.propose`]."""
         rows = self.context.rows
+        if not any(lengths):
+            # as long as nothing is wanted; rows that end meanwhile leave the assistant's cache later
+            return Draft.empty(len(lengths), rows.ids.device)
         lengths = [max(min(wanted, room), 0) for wanted, room in zip(lengths, self._room(), strict=True)]
         width = max(lengths, default=0)
         self._let_go()

@@ -53,7 +53,8 @@ def verify_greedy(scores: torch.Tensor, draft: Draft, accepted: torch.Tensor | N
     """
     choices = likeliest(scores)
     if not draft.tokens.shape[1]:
-        return Verdict(torch.zeros_like(choices[:, 0]), choices[:, 0])
+        terminal = choices[:, 0]
+        return Verdict(torch.zeros_like(terminal), terminal)
     if accepted is None:
         accepted = accepted_prefix(choices[:, : draft.tokens.shape[1]] == draft.tokens, draft.lengths)
     return Verdict(accepted, take_row(choices, accepted))
