@@ -147,17 +147,17 @@ class Judge:
             terminal[plain, :1] = ordinary
         return Uniforms(self.noise.block(ACCEPT, active, positions, width), terminal)
 
-    def near_ties(self, scores: torch.Tensor) -> torch.Tensor:
+    def near_ties(self, scores: torch.Tensor) -> torch.Tensor | None:
         """Where a token is chosen greedily by no more than rounding in half precision.
 
         Args:
             scores (`torch.Tensor` of shape `(A, K + 1, V)`): the target's processed scores.
 
         Returns:
-            `torch.LongTensor` of shape `(A, K + 1)`: ones and zeros; no columns for wider dtypes and sampled calls.
+            `torch.LongTensor` of shape `(A, K + 1)`: ones and zeros; `None` for wider dtypes and sampled calls.
         """
         if self.coupling != "greedy" or self._dtype not in (torch.float16, torch.bfloat16) or scores.shape[-1] < 2:
-            return torch.zeros((len(scores), 0), dtype=torch.long, device=scores.device)
+            return None
         return near_ties(scores, self._dtype).long()
 
     def spent(self, draft: Draft, accepted: Sequence[int], published: Sequence[int]) -> tuple[Spent, ...]:

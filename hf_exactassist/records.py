@@ -7,6 +7,7 @@ in one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ class Draft:
         return max(self.lengths, default=0)
 
     @staticmethod
+    @functools.lru_cache(maxsize=16)
     def empty(rows: int, device: torch.device | str) -> Draft:
         """A draft of no tokens: the round then decodes one token, as plain decoding does."""
         return Draft(torch.zeros(rows, 0, dtype=torch.long, device=device), (0,) * rows)

@@ -130,7 +130,7 @@ class Scorer:
             if self.keeps_ended and row not in self.rows.active and row not in self._ended:
                 self._ended[row] = self.target.cache.take_row(i)
 
-    def score(self, draft: Draft, wanted: int) -> tuple[Any, tuple[int, ...], torch.Tensor]:
+    def score(self, draft: Draft, wanted: int) -> tuple[Any, tuple[int, ...], torch.Tensor, torch.Tensor]:
         """Scores the drafts of every active row in one forward.
 
         Drawn drafts are filled up to what was wanted, so that the memory it takes does not depend on what was drawn.
@@ -141,12 +141,14 @@ class Scorer:
 
         Returns:
             outputs whose row `j` belongs to the `j`-th token after the frontier; the first column that each row read;
-            and the tokens `(A, W)` whose keys and values it wrote from there on, as the cache knows them.
+            the tokens `(A, W)` whose keys and values it wrote from there on, as the cache knows them; and those `(A,)`
+            whose keys and values stand at the place of the frontier.
         """
         cached = self.cached
-        filler = draft.tokens.new_zeros(len(cached), 0 if draft.probs is None else wanted - draft.width)
-        block = block_inputs(self.layout, self._frontier(), torch.cat([draft.tokens, filler], dim=1))
-        width = block.shape[1] - filler.shape[1]
+        filler = 0 if draft.probs is None else wanted - draft.width
+        tokens = torch.nn.functional.pad(draft.tokens, (0, filler)) if filler else draft.tokens
+        block = block_inputs(self.layout, self._frontier(), tokens)
+        width = block.shape[1] - filler
         first = self._retained[1] if self.layout == RETAINED and self._retained is not None else None
         outputs = None
         if block.shape[1]:
@@ -155,7 +157,10 @@ class Scorer:
         logits = None if outputs is None else outputs.logits[:, :width]
         whole = _joined(first, outputs)
         whole.logits = scored_rows(self.layout, None if first is None else first.logits, logits, draft.width)
-        return whole, tuple(cached), self._read(cached, width)
+        # the frontier is the first token read, or the one before it
+        before = int(self.layout == RETAINED)
+        known = self._read([column - before for column in cached], width + before)
+        return whole, tuple(cached), known[:, before:], known[:, 0]
 
     def frontier_read(self) -> torch.Tensor:
         """The tokens `(A,)` whose keys and values stand at the last published place of each active row."""

@@ -392,6 +392,8 @@ class Session:
         coordinate = self.coordinate()
         draft = self.drafter.propose(wanted)
         width = draft.width
+        if not width and draft.probs is None:
+            return Proposal(coordinate, Draft.empty(len(draft.lengths), self.rows.ids.device))
         tokens, probs = draft.tokens[:, :width].to(self.rows.ids.device), draft.probs
         if min(draft.lengths) < width:
             # what lies behind a short draft need not be a token, and the target reads it as filler
@@ -407,8 +409,7 @@ class Session:
             StaleRound: the proposal was made in another state.
         """
         self.standing.require(proposal.coordinate, "This proposal")
-        outputs, starts, read = self.scorer.score(proposal.draft, max(wanted))
-        frontier = self.scorer.frontier_read()
+        outputs, starts, read, frontier = self.scorer.score(proposal.draft, max(wanted))
         return Verification(proposal.coordinate, proposal.draft, outputs, starts, read, frontier)
 
     def process(self, verification: Verification) -> Processed:
@@ -447,12 +448,13 @@ class Session:
         """
         self.standing.require(verification.coordinate, "This verification")
         draft, scores = verification.draft, processed.scores
-        known = torch.cat([verification.frontier[:, None], verification.read], dim=1).to(self.rows.ids.device)
+        known = [part.to(self.rows.ids.device) for part in (verification.frontier[:, None], verification.read)]
         # one transfer from the device for all that is decided
-        columns = [draft.tokens, verdict.terminal[:, None], verdict.accepted[:, None], known]
-        table = torch.cat([*columns, self.judging.near_ties(scores)], dim=1).tolist()
+        columns = [draft.tokens, verdict.terminal[:, None], verdict.accepted[:, None], *known]
+        near = self.judging.near_ties(scores)
+        table = torch.cat(columns if near is None else [*columns, near], dim=1).tolist()
         width = draft.tokens.shape[1]
-        ties = width + 2 + known.shape[1]
+        ties = width + 3 + verification.read.shape[1]
         # drafters need not look at what they draft, and what stands behind an end was not wanted
         drafted = [self.rules.up_to_end(row[:length]) for row, length in zip(table, draft.lengths, strict=True)]
         accepted = tuple(min(row[width + 1], len(tokens)) for row, tokens in zip(table, drafted, strict=True))

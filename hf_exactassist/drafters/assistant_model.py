@@ -21,7 +21,7 @@ from ..randomness import DRAFT
 from ..records import Commit, Draft
 from ..state.manifest import settings_of
 from ..state.processors import ProcessorPipeline
-from ..verification.distributions import choose, inverse_cdf, probabilities
+from ..verification.distributions import choose, inverse_cdf, likeliest, probabilities
 from .base import Drafter, DraftingContext
 from .placed import Placed
 from .warpers import with_own_warpers
@@ -119,6 +119,9 @@ class AssistantModelDrafter(Drafter):
     def propose(self, lengths: Sequence[int]) -> Draft:
         """See [`Drafter.propose`]."""
         rows = self.context.rows
+        if not any(lengths):
+            # as long as nothing is wanted; rows that end meanwhile leave the assistant's cache later
+            return Draft.empty(len(lengths), rows.ids.device)
         lengths = [max(min(wanted, room), 0) for wanted, room in zip(lengths, self._room(), strict=True)]
         width = max(lengths, default=0)
         self._let_go()
@@ -154,7 +157,7 @@ class AssistantModelDrafter(Drafter):
             if exponentials is not None:
                 token = choose(scores, exponentials[:, i].to(scores.device))
             elif uniforms is None:
-                token = scores.argmax(dim=-1)
+                token = likeliest(scores)
             else:
                 laws.append(probabilities(scores))
                 token = inverse_cdf(laws[-1], uniforms[:, i].to(scores.device)).clamp_max(scores.shape[-1] - 1)

@@ -12,7 +12,7 @@ from ..errors import UnsupportedArgument
 from ..models.compat import module_of
 from ..records import Commit, Draft
 from ..state.processors import ProcessorPipeline
-from ..verification.distributions import probabilities
+from ..verification.distributions import likeliest, probabilities
 from ..vocabulary.admission import TokenizerPair
 from ..vocabulary.respelling import text_of
 from ..vocabulary.transcript import Transcript, common_length
@@ -164,7 +164,7 @@ class OtherTokenizerDrafter(AssistantModelDrafter):
     ) -> torch.Tensor:
         if self._saying:
             own = logits[:, -1, : self.vocabulary_map.assistant_size].to(self.context.rows.ids.device)
-            self._said.append(own.argmax(dim=-1))
+            self._said.append(likeliest(own))
             ends = self._special.on(own.device)[self._said[-1]]
             if self.confidence_threshold:
                 ends |= probabilities(own).amax(dim=-1) < self.confidence_threshold

@@ -75,8 +75,9 @@ def admit(model: PreTrainedModel, alone: bool = False) -> Admission:
         known = _PROBED.setdefault(model, {})
         patched = compat.prepares_inputs_itself(model)
         # quantization and adapters put other layers into a model, which stays the same object
-        layers = tuple(map(type, compat.all_modules(model)))
-        setting = (alone, attention, model.dtype, model.training, patched, hooks_of(model), layers)
+        modules = compat.all_modules(model)
+        layers = tuple(map(type, modules))
+        setting = (alone, attention, model.dtype, model.training, patched, hooks_of(model, modules), layers)
         if setting in known:
             strategy, reason, rows_mix = known[setting]
         else:

@@ -92,8 +92,10 @@ def check_batch(model: PreTrainedModel, rows: int) -> None:
     Raises:
         UnsupportedArchitecture: more than one row.
     """
+    if rows == 1:
+        return
     admitted = admission.admit(model)
-    if rows > 1 and admitted.rows_mix:
+    if admitted.rows_mix:
         raise UnsupportedArchitecture(
             f"{type(model).__name__} computes a row otherwise where other rows stand beside it: {admitted.reason} "
             "Generate the rows one by one, or drop the assistant for this call."

@@ -71,6 +71,8 @@ _PROMPTS = ((5, 3), (3, 7, 2, 4))
 _BLOCKS = ((6, 2, 8), (9, 5, 3))
 _ACCEPTED = (3, 1)
 _NEXT = ((4, 9), (2, 6))
+# the row without padding
+_UNPADDED = 1
 
 
 @torch.no_grad()
@@ -97,8 +99,10 @@ def probe_ragged(model: PreTrainedModel) -> str:
             block = runner.forward(tensor(_BLOCKS), [width] * 2).logits
             after = [width + kept for kept in _ACCEPTED]
             last = runner.forward(tensor(_NEXT), after, counts=[1, 2], right=True).logits
+            step = _step_alone(model, tensor([_PROMPTS[_UNPADDED]]), tensor([_BLOCKS[_UNPADDED][:1]]))
             differences = []
             for row, prompt in enumerate(_PROMPTS):
+                stepped = [(prompt + _BLOCKS[row][:1], step)] if row == _UNPADDED else []
                 # a right-aligned block of one token has its filler in front
                 tail = (_NEXT[row][1],) if row == 0 else _NEXT[row]
                 read: dict[tuple[int, ...], torch.Tensor] = {}
@@ -106,6 +110,7 @@ def probe_ragged(model: PreTrainedModel) -> str:
                 for path, got in (
                     (prompt + _BLOCKS[row][: _ACCEPTED[row]] + tail, last[row, -len(tail) :]),
                     (prompt + _BLOCKS[row], block[row]),
+                    *stepped,
                     (prompt, first[row : row + 1]),
                 ):
                     if reads_both_ways:
@@ -136,6 +141,15 @@ def probe_ragged(model: PreTrainedModel) -> str:
         f"rows scored in blocks differ from rows scored alone by {max(differences):.2g} standard deviations of a "
         "logit."
     )
+
+
+def _step_alone(model: PreTrainedModel, prompt: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """Logits `(1, V)` of one token behind a prompt without padding, which may be read without a mask."""
+    runner, mask = RowRunner(model), torch.ones_like(prompt)
+    positions = model._prepare_position_ids_for_generation(prompt, {"attention_mask": mask})
+    kwargs = {"attention_mask": mask, "position_ids": positions, "use_cache": True}
+    runner.prefill(prompt, GenerationConfig(), kwargs)
+    return runner.forward(token, [prompt.shape[1]]).logits[0]
 
 
 # tokens read per row, and how many of them are right and kept in each row

@@ -37,6 +37,7 @@ class RowRunner:
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
         self._additive_masks = compat.text_config(model)._attn_implementation == "eager"
         self._windows = {layer.window for layer in self.cache.layers}
+        self._hides_nothing = self._windows == {None} and len(self._layer_types) < 2 and not self._additive_masks
         # slots in order, made once for all masks
         self._slots = torch.arange(0, device=self.device)
         self._per_token: dict[str, torch.Tensor] = {}
@@ -167,8 +168,11 @@ class RowRunner:
             self._slots = torch.arange(2 * end, device=self.device)
         return self._slots[:end]
 
-    def _masks(self, slots: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
+    def _masks(self, slots: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor] | None:
         """What each query may see: valid slots up to its own, within the layer's window (contract 0x04C)."""
+        if slots.shape[1] == 1 and self._hides_nothing and self._valid is None and self.cache.plan.slots is None:
+            # a last token may see all there is: as a step of plain `generate`, without a mask, which takes less
+            return None
         if len(self._layer_types) > 1:
             window = next((w for w in self._windows if w is not None), None)
             return {

@@ -116,13 +116,18 @@ class RowLayer(CacheLayerMixin):
         """Writes `(B, heads, W, dim)` states to the planned slots; returns the places in use, beside them."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self._reserve(self._used)
-        if self.plan.slots is None:
-            places = self.places(self.plan.start, self.plan.start + key_states.shape[2])
-            self.keys[:, :, places], self.values[:, :, places] = key_states, value_states
-        else:
+        used, start = self._used, self.plan.start
+        self._reserve(used)
+        if self.plan.slots is not None:
             self._write_apart(self.plan.slots.to(self.keys.device), key_states, value_states)
-        keys, values = self.keys[:, :, : self._used], self.values[:, :, : self._used]
+        elif self.ring is None:
+            # the usual case, for every layer of every forward: `narrow` takes less than indexing
+            self.keys.narrow(2, start, key_states.shape[2]).copy_(key_states)
+            self.values.narrow(2, start, key_states.shape[2]).copy_(value_states)
+        else:
+            places = self.places(start, start + key_states.shape[2])
+            self.keys[:, :, places], self.values[:, :, places] = key_states, value_states
+        keys, values = self.keys.narrow(2, 0, used), self.values.narrow(2, 0, used)
         if keys.device != key_states.device:
             return keys.to(key_states.device), values.to(key_states.device)
         return keys, values

@@ -36,7 +36,9 @@ def block_inputs(layout: str, frontier: torch.Tensor, drafts: torch.Tensor) -> t
     Returns:
         `torch.LongTensor` of shape `(A, K + 1)`, or `(A, K)` under the retained layout.
     """
-    return drafts if layout == RETAINED else torch.cat([frontier[:, None], drafts], dim=1)
+    if layout == RETAINED:
+        return drafts
+    return torch.cat([frontier[:, None], drafts], dim=1) if drafts.shape[1] else frontier[:, None]
 
 
 def scored_rows(layout: str, retained: torch.Tensor | None, logits: torch.Tensor | None, drafted: int) -> torch.Tensor:

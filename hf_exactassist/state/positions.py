@@ -31,11 +31,14 @@ def process_block(processors: ProcessorPipeline, rows: Rows, draft: Draft, logit
     """
     count, width = logits.shape[:2]
     starts = rows.active_lengths()
-    # one without history looks neither at rows nor at lengths
-    scores = processors.process(logits.flatten(0, 1), [0] * count * width, [0] * count * width, rows.ids)
+    scores = logits
+    if processors.processors:
+        # one without history looks neither at rows nor at lengths
+        nowhere = [0] * count * width
+        scores = processors.process(logits.flatten(0, 1), nowhere, nowhere, rows.ids).view_as(logits)
     stops = tuple(rows.stops[row] for row in rows.active)
     limits = tuple(length + 1 for length in draft.lengths)
-    return Processed(logits, scores.view_as(logits), limits, None, tuple(starts), stops)
+    return Processed(logits, scores, limits, None, tuple(starts), stops)
 
 
 def process_in_order(

@@ -25,12 +25,12 @@ from .reach import digest_or_unreadable
 from .row_processors import RowProcessors, by_row
 from .rows import prefixes
 from .surroundings import undisturbed
+from .top_k import top_k
 from .transactional import TransactionalLogitsProcessor
 
 
 _WITHOUT_HISTORY = {
     hf.TemperatureLogitsWarper,
-    hf.TopKLogitsWarper,
     hf.TopPLogitsWarper,
     hf.TopHLogitsWarper,
     hf.MinPLogitsWarper,
@@ -76,6 +76,14 @@ class _WithoutHistory(_Stage):
         self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor
     ) -> torch.Tensor:
         return self.processor(ids[:1, :0].expand(scores.shape[0], 0), scores)
+
+
+class _TopK(_WithoutHistory):
+    def apply(
+        self, scores: torch.Tensor, rows: Sequence[int], lengths: Sequence[int], ids: torch.Tensor
+    ) -> torch.Tensor:
+        left = top_k(scores, self.processor.top_k, self.processor.filter_value)
+        return super().apply(scores, rows, lengths, ids) if left is None else left
 
 
 class _RowByRow(_Stage):
@@ -351,6 +359,8 @@ def _described(processor: Any) -> dict[str, Any]:
 
 def _stage(processor: Any, input_ids: torch.Tensor, vocabulary: int) -> _Stage:
     kind, batch = type(processor), input_ids.shape[0]
+    if kind is hf.TopKLogitsWarper:
+        return _TopK(processor)
     if kind in _WITHOUT_HISTORY:
         return _WithoutHistory(processor)
     if kind in _ROW_BY_ROW:

@@ -164,7 +164,11 @@ class Rows:
         self._reserve(max(self.lengths[row] + len(new) for row, new in zip(self.active, tokens, strict=True)))
         for row, new in zip(self.active, tokens, strict=True):
             start = self.lengths[row]
-            self.ids[row, start : start + len(new)] = torch.tensor(new, dtype=torch.long, device=self.ids.device)
+            if len(new) == 1:
+                # most rounds of a call that does not draft
+                self.ids[row, start] = new[0]
+            else:
+                self.ids[row, start : start + len(new)] = torch.tensor(new, dtype=torch.long, device=self.ids.device)
             self._touched[row] = max(self._touched[row], start + len(new))
 
     def publish(self, commit: Commit, spent: Sequence[Spent] | None = None, memory: Any = None) -> None:
@@ -213,7 +217,8 @@ class Rows:
     def _clear(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Takes scratch beyond the given lengths back; what is published does not notice."""
         for row in rows:
-            self.ids[row, lengths[row] : self._touched[row]] = self.pad_token_id
+            if self._touched[row] > lengths[row]:
+                self.ids[row, lengths[row] : self._touched[row]] = self.pad_token_id
             self._touched[row] = lengths[row]
 
     def _finished(self, lengths: Sequence[int], stops: Sequence[int | None], row: int) -> bool:

@@ -6,6 +6,7 @@ import torch
 
 from ..records import Draft, Verdict
 from .coupling import accepted_prefix, take_row
+from .distributions import likeliest
 
 
 def near_ties(scores: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -34,7 +35,7 @@ def keeps_greedy(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     Returns:
         `torch.BoolTensor` of shape `(...)`.
     """
-    return scores.argmax(dim=-1) == tokens
+    return likeliest(scores) == tokens
 
 
 def verify_greedy(scores: torch.Tensor, draft: Draft, accepted: torch.Tensor | None = None) -> Verdict:
@@ -50,9 +51,10 @@ def verify_greedy(scores: torch.Tensor, draft: Draft, accepted: torch.Tensor | N
     Returns:
         `Verdict`: accepted lengths and terminal tokens.
     """
-    choices = scores.argmax(dim=-1)
+    choices = likeliest(scores)
     if not draft.tokens.shape[1]:
-        return Verdict(torch.zeros_like(choices[:, 0]), choices[:, 0])
+        terminal = choices[:, 0]
+        return Verdict(torch.zeros_like(terminal), terminal)
     if accepted is None:
         accepted = accepted_prefix(choices[:, : draft.tokens.shape[1]] == draft.tokens, draft.lengths)
     return Verdict(accepted, take_row(choices, accepted))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_exactassist.verification.distributions import inverse_cdf, online_probabilities, probabilities
+from hf_exactassist.verification.distributions import inverse_cdf, likeliest, online_probabilities, probabilities
 
 
 INF = math.inf
@@ -142,3 +142,56 @@ def test_inverse_cdf_agrees_with_exact_fractions(weights, numerator):
     threshold = Fraction(numerator, 2**20) * sum(weights)
     expected = next(i for i in range(len(weights)) if sum(weights[: i + 1]) > threshold)
     assert drawn(weights, [numerator / 2**20]) == [expected]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "row",
+    [
+        [1, 3, 3, 2],
+        [math.nan, 1, 2],
+        [1, math.nan, math.inf, math.nan],
+        [-math.inf] * 3,
+        [0.0, -0.0],
+        [-0.0, 0.0],
+        [1, math.inf, math.inf],
+    ],
+)
+def test_the_likeliest_token_is_the_one_torch_finds(row, dtype):
+    """Of equals the first, as plain `generate` takes it."""
+    scores = torch.tensor([row, row[::-1]], dtype=dtype)
+    for table in (scores, scores[:, None], scores[0]):
+        assert torch.equal(likeliest(table), table.argmax(dim=-1))
+
+
+def test_the_likeliest_token_is_found_in_parts_of_larger_tables():
+    scores = torch.randint(0, 50, (6, 4, 3000)).float().requires_grad_()
+    for table in (scores, scores[:, 1:3], scores[..., ::2], scores.transpose(0, 1)):
+        assert torch.equal(likeliest(table), table.argmax(dim=-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kept", [1, 50, 400, 4096])
+def test_few_weights_give_the_tokens_that_the_whole_sum_gives(monkeypatch, dtype, kept):
+    """The same intervals to the last bit, at their ends too."""
+    generator = torch.Generator().manual_seed(kept)
+    weights = torch.rand(40, 4096, generator=generator, dtype=dtype)
+    weights *= torch.rand(40, 4096, generator=generator).argsort(dim=-1) < kept
+    cdf = weights.double().cumsum(dim=-1)
+    ends = (cdf / cdf[:, -1:])[range(40), torch.randint(0, 4096, (40,), generator=generator)].clamp_max(1 - 2**-53)
+    for uniforms in (torch.rand(40, generator=generator, dtype=torch.float64), ends, ends.nextafter(ends + 1)):
+        uniforms = uniforms.clamp_max(1 - 2**-53)
+        found = inverse_cdf(weights, uniforms)
+        with monkeypatch.context() as patch:
+            patch.setattr("hf_exactassist.verification.distributions.LOOKS_ARE_FREE", ())
+            assert torch.equal(found, inverse_cdf(weights, uniforms))
+        assert bool((weights[range(40), found] > 0).all())
+
+
+def test_where_there_is_no_law_the_answer_is_as_for_small_vocabularies(monkeypatch):
+    weights = torch.zeros(3, 4096)
+    weights[1, 7], weights[2, 5] = math.nan, 1.0
+    found = inverse_cdf(weights, torch.full((3,), 0.5))
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_exactassist.verification.distributions.LOOKS_ARE_FREE", ())
+        assert torch.equal(found, inverse_cdf(weights, torch.full((3,), 0.5)))
