@@ -14,7 +14,8 @@ PAGES = [
     "README.md",
     "docs/getting-started.md",
     "docs/processors.md",
-    "docs/evaluation.md", "docs/benchmarks.md",
+    "docs/evaluation.md",
+    "docs/benchmarks.md",
     "docs/evaluation-at-scale.md",
 ]
 # compiles for half a minute
