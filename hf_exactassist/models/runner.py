@@ -37,7 +37,12 @@ class RowRunner:
         self._keeps_logits = "logits_to_keep" in compat.forward_parameters(model)
         self._additive_masks = compat.text_config(model)._attn_implementation == "eager"
         self._windows = {layer.window for layer in self.cache.layers}
-        self._hides_nothing = self._windows == {None} and len(self._layer_types) < 2 and not self._additive_masks
+        # where a model also reads pictures, or prompts in both directions, no mask may mean another one to it
+        reads_text = compat.text_config(model) is model.config and not getattr(
+            model.config, "use_bidirectional_attention", None
+        )
+        one_kind = self._windows == {None} and len(self._layer_types) < 2
+        self._hides_nothing = reads_text and one_kind and not self._additive_masks
         # slots in order, made once for all masks
         self._slots = torch.arange(0, device=self.device)
         self._per_token: dict[str, torch.Tensor] = {}
