@@ -15,7 +15,9 @@ def show(report: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=True)
+    from ..evaluation.summary import alarms
+
+    console = Console(highlight=False)
     for mode in report["modes"]:
         console.print(Text(mode["mode"].capitalize(), style="bold"))
         table = Table(box=None, pad_edge=False)
@@ -26,17 +28,21 @@ def show(report: dict[str, Any]) -> None:
             "speed-up",
             "texts" if mode["mode"] == "greedy" else "law",
         ):
-            table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+            # names give way, figures are never cut
+            table.add_column(
+                heading, justify="right" if heading else "left", no_wrap=bool(heading), overflow="fold", min_width=8
+            )
         for arm in mode["arms"]:
             if arm["refused"] is None:
                 table.add_row(*_cells(arm))
         console.print(table)
         for arm in mode["arms"]:
             if arm["refused"] is not None:
-                console.print(Text(f"Without {arm['name']}: {arm['refused']}", style="dim"))
+                console.print(Text(f"Without {arm['name']}: {arm['refused']}", style="dim"), soft_wrap=True)
         console.print()
+    speaking_against = alarms(report)
     for sentence in report["conclusions"]:
-        console.print(Text(sentence, style="green"))
+        console.print(Text(sentence, style="red" if sentence in speaking_against else "green"), soft_wrap=True)
 
 
 def _cells(arm: dict[str, Any]) -> list[str]:

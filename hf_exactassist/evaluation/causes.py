@@ -21,8 +21,9 @@ NOTES = {
         "tuned on its texts."
     ),
     PROCESSORS: (
-        "The target's processors (top-k, top-p, penalties, grammars, ...) exclude the rejected token: see whether "
-        "they are wanted, and whether the drafter has settings of its own that let it propose such tokens."
+        "The target's sampling settings (top-k, top-p, penalties, grammars, ...) exclude the rejected token, which "
+        "the drafter held for likely: with settings that leave few tokens, a drafter that ranks them otherwise; else "
+        "see whether the settings are wanted, and whether the drafter has others of its own."
     ),
     MAPPING: (
         "The target went on with a token that the assistant's tokenizer has no counterpart for: take an assistant "

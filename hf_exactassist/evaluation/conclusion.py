@@ -12,6 +12,8 @@ from .sampled import Finding
 
 
 _CONFIDENCE = 0.95
+# what laws are compared by
+_TESTED = ("likelihoods", "next tokens", "lengths")
 PROOF = "the enumeration of the decoding loop in tests/exactness/test_law.py"
 
 
@@ -88,6 +90,9 @@ def conclude_sampled(findings: Sequence[Finding]) -> str:
     if len(seen) < len(findings):
         blind = " and ".join(finding.subject for finding in findings if finding not in seen)
         sentence += f"; nothing tried could have been found in {blind}"
+    left_out = [subject for subject in _TESTED if subject not in {finding.subject for finding in findings}]
+    if left_out:
+        sentence += f"; {' and '.join(left_out)} were not compared"
     return f"{sentence}. This is no proof, and other differences may be missed: the proof is {PROOF}."
 
 

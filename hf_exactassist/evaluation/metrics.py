@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidArgument, UnusableData
-from .bootstrap import mean_difference
+from .bootstrap import FEWEST, mean_difference
 from .conclusion import conclude_metric
 from .data import PromptSet
 from .records import Call
@@ -110,7 +110,7 @@ def metric_told(
 
     Returns:
         `dict[str, Any]` of `name`, `plain`, `assisted`, the difference's `mean`, `low`, `high` and `level`, `prompts`
-        and `sentence`; a sentence alone where fewer than two prompts can be compared.
+        and `sentence`; a sentence alone where fewer than five prompts can be compared.
 
     Raises:
         UnusableData: the metric gives no number for some text.
@@ -122,8 +122,9 @@ def metric_told(
                 reference = prompts.prompts[prompt].reference
                 if reference is not None:
                     found.setdefault(prompt, []).append(metric(decode(text), reference))
-    if len(sides[0]) < 2:
-        return f"{metric.name} was not compared: two prompts with a reference are needed, got {len(sides[0])}."
+    if len(sides[0]) < FEWEST:
+        few = f"{FEWEST} prompts with a reference are needed, got {len(sides[0])}"
+        return f"{metric.name} was not compared: {few}."
     ours, theirs = ([sum(values) / len(values) for values in found.values()] for found in sides)
     difference = mean_difference(ours, theirs)
     told = asdict(difference)

@@ -5,14 +5,13 @@ Times are divided as in the long run, all of them by all tokens (contract 0x05C)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from .. import ledger
 from ..benchmark.arithmetic import quartiles
-from .bootstrap import speed_ratio
-from .plan import Unit
+from .bootstrap import FEWEST, speed_ratio
 from .records import Call
 
 
@@ -21,18 +20,22 @@ SEVERAL = "several kinds"
 
 
 def seconds_per_token(calls: Sequence[Call], clock: str) -> dict[str, float] | None:
-    """Quartiles over calls.
+    """In the long run, and how it differs between calls.
 
     Args:
         calls (`Sequence[Call]`): of one way of decoding.
         clock (`str`): `"cpu"` or `"wall"`.
 
     Returns:
-        `dict[str, float]`, *optional*: `lower`, `median` and `upper`; `None` without calls.
+        `dict[str, float]`, *optional*: `mean`, all seconds over all tokens; `lower`, `median` and `upper` of the
+        calls' own; `None` without calls.
     """
     if not calls:
         return None
-    return asdict(quartiles([call.seconds[clock] / tokens(call) for call in calls]))
+    return {
+        "mean": _per_token(calls, clock),
+        **asdict(quartiles([call.seconds[clock] / tokens(call) for call in calls])),
+    }
 
 
 def speed(assisted: Sequence[Call], plain: Sequence[Call], kinds: Sequence[str], clock: str) -> dict[str, Any]:
@@ -45,8 +48,8 @@ def speed(assisted: Sequence[Call], plain: Sequence[Call], kinds: Sequence[str],
         clock (`str`): `"cpu"` or `"wall"`.
 
     Returns:
-        `dict[str, Any]`: `seconds_per_token`, `speedup`, `interval` of level 0.95 (`None` with fewer than two
-        batches and repeats) and `by_kind`; `None` where there is nothing to compare.
+        `dict[str, Any]`: `seconds_per_token`, `speedup`, `interval` of level 0.95 (`None` with fewer than five
+        batches) and `by_kind`; `None` where there is nothing to compare.
     """
     pairs = paired(assisted, plain)
     by_kind: dict[str, list[tuple[Call, Call]]] = {}
@@ -73,33 +76,27 @@ def tokens(call: Call) -> int:
 
 
 def _speedup(pairs: Sequence[tuple[Call, Call]], clock: str) -> float:
-    ours, theirs = (
-        ledger.time_per_token([call.seconds[clock] for call in calls], [tokens(call) for call in calls])
-        for calls in zip(*pairs, strict=True)
-    )
+    ours, theirs = (_per_token(calls, clock) for calls in zip(*pairs, strict=True))
     return theirs / ours
+
+
+def _per_token(calls: Sequence[Call], clock: str) -> float:
+    return ledger.time_per_token([call.seconds[clock] for call in calls], [tokens(call) for call in calls])
 
 
 def _interval(pairs: Sequence[tuple[Call, Call]], clock: str) -> list[float] | None:
     # repeats of a batch have its prompts in common: they are no further evidence of what other prompts would do
-    groups = _grouped(pairs, lambda unit: unit.batch)
-    if len(groups) < 2:
-        groups = _grouped(pairs, lambda unit: unit)
-    if len(groups) < 2:
+    groups: dict[int, list[tuple[Call, Call]]] = {}
+    for pair in pairs:
+        groups.setdefault(pair[0].step.unit.batch, []).append(pair)
+    if len(groups) < FEWEST:
         return None
     ours, theirs = (
         [
             (sum(pair[side].seconds[clock] for pair in group), sum(tokens(pair[side]) for pair in group))
-            for group in groups
+            for group in groups.values()
         ]
         for side in (0, 1)
     )
     found = speed_ratio(ours, theirs)
     return [found.low, found.high]
-
-
-def _grouped(pairs: Sequence[tuple[Call, Call]], key: Callable[[Unit], Hashable]) -> list[list[tuple[Call, Call]]]:
-    groups: dict[Hashable, list[tuple[Call, Call]]] = {}
-    for pair in pairs:
-        groups.setdefault(key(pair[0].step.unit), []).append(pair)
-    return list(groups.values())

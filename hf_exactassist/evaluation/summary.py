@@ -11,10 +11,9 @@ def conclusions(report: dict[str, Any]) -> list[str]:
     Args:
         report (`dict[str, Any]`): the rest of the report.
     """
-    alarms, speeds, qualities = [], [], []
+    speeds, qualities = [], []
     for mode in report["modes"]:
         arms = [arm for arm in mode["arms"] if arm["refused"] is None]
-        alarms += [f"{_titled(mode, arm)}: {arm['quality']['conclusion']}" for arm in arms if _alarming(arm)]
         fastest = max(
             (arm for arm in arms if arm["speed"]["speedup"] is not None),
             key=lambda arm: arm["speed"]["speedup"],
@@ -25,20 +24,37 @@ def conclusions(report: dict[str, Any]) -> list[str]:
             continue
         speeds.append(_speed(mode, fastest, len(arms)))
         qualities += _quality(mode, fastest, arms)
+        metrics = fastest["quality"]["metrics"]
+        qualities += [f"{_titled(mode, fastest)}: {one['sentence']}" for one in metrics if not _differs(one)]
     steps = report["steps"]
     missing = [f"The evaluation is not complete: {steps['done']} of {steps['all']} steps are done."]
-    return [*alarms, *([] if report["complete"] else missing), *speeds, *qualities]
+    return [*alarms(report), *([] if report["complete"] else missing), *speeds, *qualities]
+
+
+def alarms(report: dict[str, Any]) -> list[str]:
+    """Of these sentences, those that speak against a way of decoding.
+
+    Args:
+        report (`dict[str, Any]`): the report.
+    """
+    found = []
+    for mode in report["modes"]:
+        for arm in mode["arms"]:
+            if arm["refused"] is None and _alarming(arm):
+                found.append(f"{_titled(mode, arm)}: {arm['quality']['conclusion']}")
+            found += [f"{_titled(mode, arm)}: {one['sentence']}" for one in arm["quality"]["metrics"] if _differs(one)]
+    return found
 
 
 def _speed(mode: dict[str, Any], fastest: dict[str, Any], ways: int) -> str:
     found, interval = fastest["speed"]["speedup"], fastest["speed"]["interval"]
-    between = "too few texts for an interval"
+    between = "too few batches for an interval"
     if interval is not None:
         between = f"95 % interval {interval[0]:.2f} to {interval[1]:.2f}"
     # the best of several looks better than it is
     chosen = f"the fastest of {ways} ways as measured here" if ways > 1 else "the one way that was tried"
     sentence = f"{_titled(mode, fastest)}: {found:.2f} times the speed of plain decoding ({between}), {chosen}"
-    if interval is not None and interval[0] <= 1 <= interval[1]:
+    if interval is None or interval[0] <= 1 <= interval[1]:
         return f"{sentence}; that it is any faster or slower is not shown."
     return f"{sentence}." if found > 1 else f"{sentence}: drafting does not pay here."
 
@@ -61,6 +77,10 @@ def _alarming(arm: dict[str, Any]) -> bool:
     return any(one["kind"] != "numerical tie" for one in quality["divergences"]) or any(
         finding["differs"] for finding in quality["findings"]
     )
+
+
+def _differs(metric: dict[str, Any]) -> bool:
+    return not metric["low"] <= 0 <= metric["high"]
 
 
 def _titled(mode: dict[str, Any], arm: dict[str, Any]) -> str:

@@ -99,10 +99,12 @@ def probe_ragged(model: PreTrainedModel) -> str:
             block = runner.forward(tensor(_BLOCKS), [width] * 2).logits
             after = [width + kept for kept in _ACCEPTED]
             last = runner.forward(tensor(_NEXT), after, counts=[1, 2], right=True).logits
-            step = _step_alone(model, tensor([_PROMPTS[_UNPADDED]]), tensor([_BLOCKS[_UNPADDED][:1]]))
+            step = None
+            if runner.may_drop_masks:
+                step = _step_alone(model, tensor([_PROMPTS[_UNPADDED]]), tensor([_BLOCKS[_UNPADDED][:1]]))
             differences = []
             for row, prompt in enumerate(_PROMPTS):
-                stepped = [(prompt + _BLOCKS[row][:1], step)] if row == _UNPADDED else []
+                stepped = [(prompt + _BLOCKS[row][:1], step)] if row == _UNPADDED and step is not None else []
                 # a right-aligned block of one token has its filler in front
                 tail = (_NEXT[row][1],) if row == 0 else _NEXT[row]
                 read: dict[tuple[int, ...], torch.Tensor] = {}
@@ -144,7 +146,7 @@ def probe_ragged(model: PreTrainedModel) -> str:
 
 
 def _step_alone(model: PreTrainedModel, prompt: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """Logits `(1, V)` of one token behind a prompt without padding, which may be read without a mask."""
+    """Logits `(1, V)` of one token behind a prompt without padding, which is read without a mask."""
     runner, mask = RowRunner(model), torch.ones_like(prompt)
     positions = model._prepare_position_ids_for_generation(prompt, {"attention_mask": mask})
     kwargs = {"attention_mask": mask, "position_ids": positions, "use_cache": True}

@@ -25,6 +25,7 @@ class RowRunner:
     Attributes:
         cache (`RowCache`): `cache.lengths[b]` slots of row `b` are valid.
         forwards (`int`): forward passes so far.
+        may_drop_masks (`bool`): whether the last token of rows without padding is read without a mask.
     """
 
     def __init__(self, model: PreTrainedModel, position_limit: int | None = None, keeps_all: bool = False) -> None:
@@ -42,7 +43,7 @@ class RowRunner:
             model.config, "use_bidirectional_attention", None
         )
         one_kind = self._windows == {None} and len(self._layer_types) < 2
-        self._hides_nothing = reads_text and one_kind and not self._additive_masks
+        self.may_drop_masks = reads_text and one_kind and not self._additive_masks
         # slots in order, made once for all masks
         self._slots = torch.arange(0, device=self.device)
         self._per_token: dict[str, torch.Tensor] = {}
@@ -175,7 +176,7 @@ class RowRunner:
 
     def _masks(self, slots: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor] | None:
         """What each query may see: valid slots up to its own, within the layer's window (contract 0x04C)."""
-        if slots.shape[1] == 1 and self._hides_nothing and self._valid is None and self.cache.plan.slots is None:
+        if slots.shape[1] == 1 and self.may_drop_masks and self._valid is None and self.cache.plan.slots is None:
             # a last token may see all there is: as a step of plain `generate`, without a mask, which takes less
             return None
         if len(self._layer_types) > 1:

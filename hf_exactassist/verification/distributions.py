@@ -97,7 +97,7 @@ def _among_few(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor | 
             return None
         threshold = min(uniform * cdf[-1], np.nextafter(cdf[-1], 0))
         tokens.append(int(places[np.searchsorted(cdf, threshold, side="right")]))
-    return torch.tensor(tokens)
+    return torch.tensor(tokens, device=weights.device)
 
 
 def likeliest(scores: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,7 @@ def evaluated(exactassist, out, *arguments) -> dict:
 def test_the_embedded_pair(exactassist, tiny_embedded, out):
     done = exactassist("evaluate", *SHORT, "--out", out)
     assert done.code == 0, done.err
-    for part in ("Greedy", "Sampled", "embedded, K=2", "embedded, default", "2/2 identical", "equal in"):
+    for part in ("Greedy", "Sampled", "embedded, K=2", "embedded, default", "2/2 identical", "no difference in"):
         assert part in done.out
     assert "report.html" in done.err and done.err.count("\n") == 1
     report = json.loads((out / "report.json").read_text())

@@ -7,13 +7,13 @@ import random
 
 import pytest
 
-from hf_exactassist.evaluation import Finding
+from hf_exactassist.evaluation import Finding, metrics
 from hf_exactassist.evaluation.digest import digest
 from hf_exactassist.evaluation.greedy import Divergence
 from hf_exactassist.evaluation.plan import Arm, Plan
 from hf_exactassist.evaluation.records import in_order
 from hf_exactassist.evaluation.report import make_report
-from hf_exactassist.evaluation.summary import conclusions
+from hf_exactassist.evaluation.summary import alarms, conclusions
 from tests.evaluation.made import call, compare, events, look, plain, prompt_set, row, tie
 
 
@@ -121,10 +121,10 @@ def test_figures(whole):
     assert mode["plain"] == {
         "tokens": 24,
         "mean_length": 4.0,
-        "seconds_per_token": {"lower": 4.0625, "median": 4.25, "upper": 4.4375},
+        "seconds_per_token": {"mean": 4.25, "lower": 4.0625, "median": 4.25, "upper": 4.4375},
     }
     assert greedy["speed"]["speedup"] == pytest.approx(51 / 27)
-    assert greedy["speed"]["interval"] == pytest.approx([1.8, 2.0])
+    assert greedy["speed"]["interval"] is None
     assert greedy["acceptance"]["rate"] == 0.5 and greedy["acceptance"]["tokens_per_round"] == 1.5
     assert greedy["acceptance"]["tokens_per_target_forward"] == 4 / 3
     assert (greedy["quality"]["texts"], greedy["quality"]["identical"]) == (3, 3)
@@ -245,8 +245,10 @@ def test_ways_that_were_refused():
 
 def test_sentences(whole):
     speed, sampled, *qualities = whole["conclusions"]
-    assert speed.startswith("Greedy, small, K=1: 1.89 times the speed of plain decoding (95 % interval 1.80 to 2.00)")
-    assert speed.endswith("the fastest of 3 ways as measured here.")
+    assert speed.startswith(
+        "Greedy, small, K=1: 1.89 times the speed of plain decoding (too few batches for an interval)"
+    )
+    assert speed.endswith("the fastest of 3 ways as measured here; that it is any faster or slower is not shown.")
     assert sampled.startswith("Sampled, small, K=1: 1.89 times")
     assert "All 3 greedy texts are plain generate's" in qualities[0] and "Nothing speaks against" in qualities[1]
 
@@ -295,7 +297,12 @@ def test_why_the_models_could_not_test():
         ),
         (1.1, [0.9, 1.3], "the one way that was tried; that it is any faster or slower is not shown."),
         (0.8, [0.7, 0.9], "the one way that was tried: drafting does not pay here."),
-        (0.8, None, "(too few texts for an interval), the one way that was tried: drafting does not pay here."),
+        (
+            0.8,
+            None,
+            "(too few batches for an interval), the one way that was tried; that it is any faster or slower is "
+            "not shown.",
+        ),
     ],
 )
 def test_sentences_on_speed(whole, speedup, interval, said):
@@ -312,6 +319,7 @@ def test_metrics_are_loaded_by_name(monkeypatch):
     from hf_exactassist.evaluation.metrics import Metric
 
     monkeypatch.setattr(module, "load_metric", lambda name: Metric(name, lambda text, reference: float(len(text))))
+    monkeypatch.setattr(metrics, "FEWEST", 3)
     found = report(RECORDS, metrics=["Length"])
     quality = arms(found, "greedy")[FIXED.name]["quality"]
     assert quality["metrics"] == [] and "Length was not compared" in quality["not_tested"][-1]
@@ -319,3 +327,11 @@ def test_metrics_are_loaded_by_name(monkeypatch):
     found = make_report(manifest(RECORDS), PLAN, with_references, RECORDS, {}, lambda t: "x" * len(t), ["Length"])
     (metric,) = arms(found, "greedy")[FIXED.name]["quality"]["metrics"]
     assert (metric["assisted"], metric["plain"], metric["prompts"]) == (4.0, 4.0, 3)
+    assert any("Length is the same for all 3 prompts" in sentence for sentence in found["conclusions"])
+
+
+def test_a_metric_that_differs_comes_first(whole):
+    part = copy.deepcopy(whole)
+    arm = arms(part, "greedy")[LONGER.name]
+    arm["quality"]["metrics"] = [{"low": -2.0, "high": -1.0, "sentence": "Score differs: -1.5."}]
+    assert alarms(part) == conclusions(part)[:1] == [f"Greedy, {LONGER.name}: Score differs: -1.5."]

@@ -17,9 +17,9 @@ def test_all_time_by_all_tokens():
     found = speed(after, before, KINDS, "cpu")
     assert found["speedup"] == pytest.approx(10 / 3)
     assert found["by_kind"] == {"prose": 2.0, "code": 4.0}
-    assert found["seconds_per_token"] == {"lower": 0.6875, "median": 1.125, "upper": 1.5625}
-    # each of the two units twice, or both, is drawn anew
-    assert found["interval"] == [2.0, 4.0]
+    assert found["seconds_per_token"] == {"mean": 0.6, "lower": 0.6875, "median": 1.125, "upper": 1.5625}
+    # two batches are too few to tell how others would do
+    assert found["interval"] is None
 
 
 def test_texts_of_other_lengths_count_by_token():
@@ -58,20 +58,17 @@ def test_repeats_are_no_further_prompts():
         ]
 
     once, often = (
-        speed(units(call, 1.0, 1.0, repeats=n), units(plain, 2.0, 6.0, repeats=n), KINDS, "cpu")["interval"]
+        speed(
+            units(call, *[1.0] * 5, repeats=n), units(plain, 2.0, 6.0, 2.0, 6.0, 2.0, repeats=n), ["prose"] * 5, "cpu"
+        )["interval"]
         for n in (1, 20)
     )
-    assert once == often == [2.0, 6.0]
-    # of one batch repeats are all there is
-    one = speed(
-        [call(repeat=0), call(repeat=1)], [plain(repeat=0, seconds=2.0), plain(repeat=1, seconds=3.0)], KINDS, "cpu"
-    )
-    assert one["interval"] == [2.0, 3.0]
+    assert once == often and 2.0 <= once[0] < 3.6 < once[1] <= 6.0
 
 
 def test_ratio_of_sums():
     """Units drawn anew from (1 s, 1 s) and (1 s, 3 s) for one token each: 1, 2 or 3, with chances 1, 2, 1 of 4."""
-    found = speed_ratio([[1, 1], [1, 1]], [[1, 1], [3, 1]], level=0.4)
+    found = speed_ratio([[1, 1], [1, 1]], [[1, 1], [3, 1]], level=0.1)
     assert (found.ratio, found.low, found.high, found.units) == (2.0, 2.0, 2.0, 2)
     wide = speed_ratio([[1, 1], [1, 1]], [[1, 1], [3, 1]], level=0.8)
     assert (wide.low, wide.high) == (1.0, 3.0)

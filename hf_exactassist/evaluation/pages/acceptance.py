@@ -17,6 +17,8 @@ def acceptance(report: dict[str, Any], mode: dict[str, Any], anchor: str) -> Sec
     if not found:
         return None
     told = (
+        "Counted in the calls of the first repeat that were made once more with the acceptance log; where draft "
+        "lengths follow the clock, these may have drafted otherwise than the timed calls. "
         "Rates count a position only where it was reached, all before it having been accepted. Survival and what is "
         "expected follow from them, as if every draft went that far."
     )

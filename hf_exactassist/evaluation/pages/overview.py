@@ -25,7 +25,7 @@ def overview(report: dict[str, Any], mode: dict[str, Any], anchor: str) -> Secti
     """The table to begin with."""
     found = ways(report, mode)
     plain = at(mode, "plain") or {}
-    seconds = milliseconds(at(plain, "seconds_per_token", "median"))
+    seconds = milliseconds(at(plain, "seconds_per_token", "mean"))
     rows: list[tuple[str, ...]] = [("plain", "1.00", "what is compared with", NOTHING, NOTHING, seconds, NOTHING)]
     rows += [_row(way) for way in measured(found)]
     blocks: list[Block] = [Table("All ways of decoding, plain first", _COLUMNS, tuple(rows))]
@@ -46,7 +46,7 @@ def _row(way: Way) -> tuple[str, ...]:
         _quality(way),
         share(way.at("acceptance", "rate")),
         number(way.at("acceptance", "tokens_per_round")),
-        milliseconds(way.at("speed", "seconds_per_token", "median")),
+        milliseconds(way.at("speed", "seconds_per_token", "mean")),
         split,
     )
 

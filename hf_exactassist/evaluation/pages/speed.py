@@ -102,7 +102,7 @@ def _times(found: Sequence[Way]) -> list[Block]:
         (
             way.label,
             *(share(way.at("speed", "time_split", part)) for part in PARTS),
-            milliseconds(way.at("speed", "seconds_per_token", "median")),
+            milliseconds(way.at("speed", "seconds_per_token", "mean")),
             span(
                 way.at("speed", "seconds_per_token", "lower"),
                 way.at("speed", "seconds_per_token", "upper"),
@@ -113,7 +113,7 @@ def _times(found: Sequence[Way]) -> list[Block]:
         )
         for way in found
     )
-    heads = ("ms a token", "Quartiles", "Expected", "Break-even")
+    heads = ("ms a token", "Quartiles of calls", "Expected", "Break-even")
     return [
         Figure(chart, (Table("Where the time went", ("Way", *map(str.capitalize, PARTS), *heads), rows),)),
         Text(
