@@ -4,6 +4,8 @@ import datasets
 import evaluate
 import numpy as np
 
+from hf_exactassist.evaluation import speed_ratio
+from hf_exactassist.evaluation.bootstrap import FEWEST
 from hf_exactassist.ledger import CostParts, best_length, break_even_acceptance, progress_by_length, time_per_token
 
 
@@ -29,7 +31,7 @@ Args:
 
 Returns:
     speedup: plain time per token over assisted time per token.
-    low, high: ends of the interval; None for a single pair, which does not tell how ratios scatter.
+    low, high: ends of the interval; None for fewer than five pairs, which do not tell how ratios scatter.
     level: of the interval.
     pairs: how many there were.
     plain_seconds_per_token, assisted_seconds_per_token: the parts of the ratio.
@@ -50,7 +52,7 @@ Examples:
     ...     plain_seconds=[1.0, 2.0], plain_tokens=[10, 20], assisted_seconds=[0.25, 1.0], assisted_tokens=[10, 20]
     ... )
     >>> round(results["speedup"], 3), results["low"], results["high"]
-    (2.4, 2.0, 4.0)
+    (2.4, None, None)
 
     A draft token costs a tenth of a plain step and is accepted four times of five:
 
@@ -145,15 +147,11 @@ class AssistedSpeedup(evaluate.Measurement):
 
 
 def _interval(columns, level, resamples, seed):
-    """Percentile interval of the ratio; prompts are drawn anew with both of their calls. `columns`: `(4, P)`."""
-    pairs = columns.shape[1]
-    if pairs < 2:
+    """Ends of the interval of the ratio; prompts are drawn anew with both of their calls. `columns`: `(4, P)`."""
+    if columns.shape[1] < FEWEST:
         return None, None
-    rng = np.random.default_rng(seed)
-    drawn = [columns[:, rng.integers(pairs, size=pairs)].sum(axis=1) for _ in range(resamples)]
-    plain_time, plain_tokens, time, tokens = np.array(drawn).T
-    low, high = np.quantile(plain_time / plain_tokens * tokens / time, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    found = speed_ratio(columns[2:].T, columns[:2].T, level, resamples, seed)
+    return found.low, found.high
 
 
 def _model(draft_cost, verify_costs, survival):
