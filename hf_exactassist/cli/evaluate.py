@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import loading
-from .console import CommandError, quiet_datasets, quiet_libraries, reports_errors, say, to_stderr
+from .console import (
+    CommandError,
+    quiet_datasets,
+    quiet_libraries,
+    reports_errors,
+    say,
+    terminated_like_interrupted,
+    to_stderr,
+)
 from .evaluate_options import KINDS, MODES, Data, Decoding, Drafters, Sampling, require_packages
 from .evaluate_tables import show
 from .threads import threads as torch_threads
@@ -129,7 +137,7 @@ def evaluate(
 ) -> None:
     """Decode prompts plainly and with assistance; report what that brings, and whether texts or their law change.
 
-    Ctrl-C keeps what is done, and the same command goes on. Several processes share the work under
+    Ctrl-C and SIGTERM keep what is done, and the same command goes on. Several processes share the work under
     `accelerate launch -m hf_exactassist evaluate ...`.
     """
     drafters = Drafters(target, tuple(dict.fromkeys(assistant or [])), prompt_lookup)
@@ -205,8 +213,10 @@ def _evaluated(
 ) -> dict[str, Any] | None:
     from ..evaluation.running import evaluate as run
 
+    # the others have nothing to write at the end, and a wait for the first is left by the signal alone
+    ends = terminated_like_interrupted() if processes.is_first else nullcontext()
     try:
-        with _progress(processes.is_first) as told:
+        with ends, _progress(processes.is_first) as told:
             return run(
                 models,
                 prompts,

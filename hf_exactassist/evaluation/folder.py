@@ -52,8 +52,10 @@ class Folder:
         manifest = json.loads(json.dumps({"kind": _KIND, **manifest}))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            there = self._manifest()
+            # nothing is written into what is not ours, not even a lock
+            self._manifest()
             self._lock.take()
+            there = self._manifest()
             if there is not None and overwrite:
                 self._clear()
                 there = None

@@ -127,19 +127,22 @@ def test_what_is_refused_is_told_and_the_rest_goes_on(exactassist, folders, lowe
     assert alone.code == 1 and "No way of decoding can be evaluated: The assistant's tokenizer" in alone.err
 
 
-def test_ctrl_c_keeps_what_is_done(exactassist, tiny_embedded, out, monkeypatch):
+@pytest.mark.parametrize(("ends", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_keep_what_is_done(exactassist, tiny_embedded, out, monkeypatch, ends, code):
     left, original = [11], Decoder.__call__
 
     def interrupted(*arguments):
         left[0] -= 1
         if left[0] == 0:
-            raise KeyboardInterrupt
+            signal.raise_signal(ends)
         return original(*arguments)
 
     monkeypatch.setattr(Decoder, "__call__", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
     done = exactassist("evaluate", *SHORT, "--out", out)
-    assert done.code == 130
-    assert "the same command goes on" in done.err and done.err.endswith("Interrupted.\n") and done.out == ""
+    assert done.code == code and signal.getsignal(signal.SIGTERM) == before
+    assert "with a report of it; the same command goes on" in done.err
+    assert done.err.endswith("Interrupted.\n") and done.out == ""
     report = json.loads((out / "report.json").read_text())
     assert not report["complete"] and report["steps"]["done"] == 4
     assert evaluated(exactassist, out, *SHORT)["complete"]

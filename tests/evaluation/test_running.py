@@ -101,7 +101,7 @@ def test_what_is_recorded(models, whole):
     for name in ("report.md", "report.html", "rounds.parquet"):
         assert (folder / name).stat().st_size
     assert sorted(file.name for file in folder.iterdir()) == sorted(
-        ["manifest.json", "records.jsonl", "report.html", "report.json", "report.md", "rounds.parquet"]
+        [".lock", "manifest.json", "records.jsonl", "report.html", "report.json", "report.md", "rounds.parquet"]
     )
 
 
