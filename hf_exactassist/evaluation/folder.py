@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -112,26 +114,68 @@ class Folder:
             record (`Record`): of a finished step.
             process (`int`): who has done it, from 0; always the same.
             processes (`int`): of so many.
+
+        Raises:
+            UnusableFolder: it cannot be written.
         """
-        if self._file is None:
-            part = "" if processes == 1 else f"-{process + 1:05d}-of-{processes:05d}"
-            self._file = (self.path / f"records{part}.jsonl").open("a", encoding="utf-8")
-        # one write, so that an interruption leaves no half of a line behind
-        self._file.write(json.dumps(to_json(record)) + "\n")
-        self._file.flush()
+        part = "" if processes == 1 else f"-{process + 1:05d}-of-{processes:05d}"
+        name = f"records{part}.jsonl"
+        with self._writing(name):
+            if self._file is None:
+                self._file = (self.path / name).open("a", encoding="utf-8")
+            # one write, so that an interruption leaves no half of a line behind
+            self._file.write(json.dumps(to_json(record)) + "\n")
+            self._file.flush()
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file whole: whoever reads it meanwhile finds the one before."""
-        aside = self.path / f".{name}.new"
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(self.path / name)
+        """Writes a file; see [`Folder.replacing`]."""
+        with self.replacing(name) as new:
+            new.write_text(text, encoding="utf-8")
+
+    @contextmanager
+    def replacing(self, name: str) -> Iterator[Path]:
+        """A file to write that then takes the place of another: whoever reads that meanwhile finds it whole.
+
+        Raises:
+            UnusableFolder: it cannot be written.
+        """
+        new = self.path / f".{name}.new"
+        with self._writing(name):
+            try:
+                yield new
+                new.replace(self.path / name)
+            finally:
+                new.unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        """Deletes a file, if it is there.
+
+        Raises:
+            UnusableFolder: it cannot be deleted.
+        """
+        with self._writing(name):
+            (self.path / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Lets the folder go."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        self._lock.release()
+        file, self._file = self._file, None
+        try:
+            # only a record that could not be written, as has been told, is still to be written
+            if file is not None:
+                with suppress(OSError):
+                    file.close()
+        finally:
+            self._lock.release()
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UnusableFolder(
+                f"Cannot write {name} in {self.path}: {error.strerror or error}. Finished steps are kept: make "
+                "room, or make the folder and that file writable, and the same command goes on."
+            ) from error
 
     def _files(self) -> list[Path]:
         return sorted(self.path.glob(_RECORDS))

@@ -21,8 +21,8 @@ _IN_USE = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 class Lock:
     """Taken by one process at a time, and free as soon as that has ended, however it ended.
 
-    The file stays, since one that is deleted may still be locked by who opened it before. What it says serves messages,
-    and is all there is where the file system has no locks.
+    The file stays, since one that is deleted may still be locked by who opened it before. What it says serves
+    messages, and is all there is where the file system has no locks.
 
     Args:
         path (`Path`): the file.

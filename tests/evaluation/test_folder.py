@@ -6,13 +6,17 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
 from hf_exactassist.errors import DamagedRecords, FolderInUse, ForeignFolder, OtherEvaluation, UnusableFolder
+from hf_exactassist.evaluation import pages
+from hf_exactassist.evaluation.finishing import write_results
 from hf_exactassist.evaluation.folder import Folder
 from hf_exactassist.evaluation.plan import CALL, COMPARE, Step, Unit
 from hf_exactassist.evaluation.records import Call, Comparison
+from tests.evaluation.made_reports import made_report
 
 
 def manifest(**changes):
@@ -118,10 +122,12 @@ def test_a_torn_line_is_cut_off(started):
     assert file.read_bytes() == whole
 
 
-def test_a_damaged_line_is_told(started):
+@pytest.mark.parametrize("line", [b'{"half": ', b"\xff\xfe\x00", b"", b'{"kind": "call\xe2\x80\xa8"}', b"\x85"])
+def test_a_damaged_line_is_told(started, line):
     file = started / "records.jsonl"
-    file.write_text('{"half": \n' + file.read_text())
-    with pytest.raises(DamagedRecords, match="records.jsonl, line 1, is no record"):
+    first, second = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(first + line + b"\n" + second)
+    with pytest.raises(DamagedRecords, match="records.jsonl, line 2, is no record"):
         opened(started)
 
 
@@ -132,6 +138,47 @@ def test_records_of_any_number_of_processes_are_read(started):
     folder.close()
     assert (started / "records-00002-of-00002.jsonl").exists()
     assert sorted(one.prompts[0] for one in opened(started)) == [0, 1, 2]
+
+
+@contextmanager
+def room(size):
+    """Lets no file grow beyond a size, as a full disk would; Python ignores the signal that comes with it."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_record_for_which_there_is_no_room_is_told_and_the_folder_let_go(started):
+    folder = Folder(started)
+    folder.open(manifest())
+    with room((started / "records.jsonl").stat().st_size + 5):
+        with pytest.raises(UnusableFolder, match="Cannot write records.jsonl in .*steps are kept: make room"):
+            folder.append(record(2))
+        # as long as there is none
+        folder.close()
+    assert opened(started) == [record(0), record(1)]
+
+
+def test_a_result_that_cannot_be_written_is_told_and_leaves_nothing(started, monkeypatch):
+    monkeypatch.setattr(pages, "html", lambda report: "<!doctype html>")
+    folder = Folder(started)
+    folder.write("report.json", "before")
+    with room(10), pytest.raises(UnusableFolder, match="Cannot write report.json in .*File too large"):
+        folder.write("report.json", "a" * 11)
+    assert (started / "report.json").read_text() == "before"
+    for name in ("report.md", "rounds.parquet"):
+        (started / name).mkdir()
+    with pytest.raises(UnusableFolder, match="Cannot write report.md"):
+        write_results(folder, made_report(), [])
+    (started / "report.md").rmdir()
+    for rows in ([], [{"round": 0}]):
+        with pytest.raises(UnusableFolder, match="Cannot write rounds.parquet"):
+            write_results(folder, made_report(), rows)
+    assert not list(started.glob(".*.new"))
 
 
 def test_two_at_a_time_are_refused(started):
