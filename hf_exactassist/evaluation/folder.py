@@ -97,9 +97,9 @@ class Folder:
         """
         found = []
         for file in self._files():
-            for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+            for number, line in enumerate(file.read_bytes().splitlines(), start=1):
                 try:
-                    found.append(from_json(json.loads(line)))
+                    found.append(from_json(json.loads(line.decode("utf-8"))))
                 except ValueError as error:
                     raise DamagedRecords(
                         f"{file}, line {number}, is no record: take the line out, and its step is done again; or "
