@@ -161,7 +161,7 @@ def evaluate(
     processes = _processes(device)
     with quiet_libraries(debug), quiet_datasets(), torch_threads(threads):
         from ..evaluation.folder import Folder
-        from ..evaluation.metrics import load_metric
+        from ..evaluation.metrics import load_metric, not_compared
 
         Folder(out).require_ours()
         for name in metric or []:
@@ -180,9 +180,11 @@ def evaluate(
         return
     if as_json:
         typer.echo(json.dumps(report))
-        return
-    show(report)
-    say(f"Written: {', '.join(str(out / name) for name in ('report.html', 'report.md', 'report.json'))}")
+    else:
+        show(report)
+        say(f"Written: {', '.join(str(out / name) for name in ('report.html', 'report.md', 'report.json'))}")
+    for sentence in not_compared(report):
+        say(sentence, "yellow")
 
 
 def _processes(device: str | None) -> Processes:

@@ -12,7 +12,8 @@ import pytest
 
 from hf_exactassist.cli import evaluate as command
 from hf_exactassist.cli import evaluate_options as options
-from hf_exactassist.evaluation import data, pages, plan, steps
+from hf_exactassist.evaluation import data, metrics, pages, plan, steps
+from hf_exactassist.evaluation import report as report_module
 from hf_exactassist.evaluation.decoding import Decoder
 from hf_exactassist.options import COUPLINGS, LAYOUTS
 
@@ -103,6 +104,22 @@ def test_a_data_set_with_kinds_references_and_the_chat_template(exactassist, fol
         exactassist, tmp_path / "other", *folders.arguments, *arguments, "--limit", 1, "-n", 4, "-k", 1, "--no-default"
     )
     assert limited["prompts"]["rows"] == [0]
+
+
+def test_a_metric_that_fails_is_told_with_the_report(exactassist, folders, out, tmp_path, monkeypatch):
+    """By then hours may have gone into decoding."""
+    failing = metrics.Metric("made", lambda text, reference: 1 / 0)
+    for module in (metrics, report_module):
+        monkeypatch.setattr(module, "load_metric", lambda name: failing)
+    file = tmp_path / "asked.jsonl"
+    file.write_text('{"prompt": "the king", "good": "is dead"}\n' * 2)
+    arguments = ["--dataset", file, "--reference-column", "good", "--metric", "made", "-n", 4, "-k", 1, "--no-default"]
+    done = exactassist("evaluate", *folders.arguments, *arguments, "--out", out)
+    assert (
+        done.code == 0 and done.err.count("made was not compared: row 0 (counted from 0) has the assisted text") == 2
+    )
+    assert "division by zero" in done.err and (out / "report.html").exists()
+    assert "made was not compared" in (out / "report.md").read_text()
 
 
 def test_several_assistants_have_names_of_their_own(exactassist, folders, foreign, out):
