@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,9 +18,9 @@ from .console import (
     reports_errors,
     say,
     terminated_like_interrupted,
-    to_stderr,
 )
 from .evaluate_options import KINDS, MODES, Data, Decoding, Drafters, Sampling, require_packages
+from .evaluate_progress import progress
 from .evaluate_tables import show
 from .threads import threads as torch_threads
 
@@ -217,8 +216,9 @@ def _evaluated(
 
     # the others have nothing to write at the end, and a wait for the first is left by the signal alone
     ends = terminated_like_interrupted() if processes.is_first else nullcontext()
+    report, before = out / "report.json", _written(out / "report.json")
     try:
-        with ends, _progress(processes.is_first) as told:
+        with ends, progress(processes.is_first) as told:
             return run(
                 models,
                 prompts,
@@ -232,34 +232,11 @@ def _evaluated(
     except KeyboardInterrupt:
         if processes.is_first:
             more = " without --overwrite" if overwrite else ""
-            say(f"What is done is kept in {out}, with a report of it; the same command{more} goes on.", "yellow")
+            # none if this has interrupted the report itself
+            reported = ", with a report of it" if _written(report) != before else ""
+            say(f"What is done is kept in {out}{reported}; the same command{more} goes on.", "yellow")
         raise
 
 
-@contextmanager
-def _progress(show: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar with the time to come and the present step on stderr, if that is a terminal."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = to_stderr()
-    if not (show and console.is_terminal):
-        yield lambda done, steps, label: None
-        return
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda done, steps, label: progress.update(task, completed=done, total=steps or None, description=label)
+def _written(file: Path) -> int | None:
+    return file.stat().st_mtime_ns if file.exists() else None

@@ -123,8 +123,8 @@ def metric_told(
                 except UnusableData as error:
                     return (
                         f"{metric.name}{_NOT_COMPARED}row {prompt.index} (counted from 0) has the {side} text "
-                        f"{_begun(text)} and the reference {_begun(prompt.reference)}. {error} The same command with a "
-                        "metric that has a number for every text decodes nothing again."
+                        f"{_begun(text)} and the reference {_begun(prompt.reference)}. {error} The same command "
+                        "with a metric that has a number for every text decodes nothing again."
                     )
     if len(sides[0]) < 2:
         return f"{metric.name}{_NOT_COMPARED}two prompts with a reference are needed, got {len(sides[0])}."

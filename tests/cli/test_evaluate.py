@@ -48,7 +48,9 @@ def test_the_embedded_pair(exactassist, tiny_embedded, out):
     assert done.code == 0, done.err
     for part in ("Greedy", "Sampled", "embedded, K=2", "embedded, default", "2/2 identical", "equal in"):
         assert part in done.out
-    assert "report.html" in done.err and done.err.count("\n") == 1
+    begun, *_, written = done.err.splitlines()
+    # for the log of a batch job
+    assert begun == "warming up, greedy" and "report.html" in written
     report = json.loads((out / "report.json").read_text())
     assert report["complete"] and report["settings"]["modes"] == ["greedy", "sampled"]
     assert report["header"]["target"]["name"] == "embedded"
@@ -163,6 +165,16 @@ def test_ctrl_c_and_sigterm_keep_what_is_done(exactassist, tiny_embedded, out, m
     report = json.loads((out / "report.json").read_text())
     assert not report["complete"] and report["steps"]["done"] == 4
     assert evaluated(exactassist, out, *SHORT)["complete"]
+
+
+def test_an_interrupted_report_is_not_claimed(exactassist, tiny_embedded, out, monkeypatch):
+    def interrupted(*arguments, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(steps.Steps, "do", interrupted)
+    monkeypatch.setattr("hf_exactassist.evaluation.running.write_results", interrupted)
+    done = exactassist("evaluate", *SHORT, "--out", out)
+    assert done.code == 130 and f"What is done is kept in {out}; the same command goes on." in done.err
 
 
 def test_another_evaluation_in_the_folder(exactassist, tiny_embedded, out):
