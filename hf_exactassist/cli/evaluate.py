@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import ProcessEnded
 from . import loading
 from .console import (
     CommandError,
@@ -229,6 +230,11 @@ def _evaluated(
                 progress=told,
                 processes=processes,
             )
+    except ProcessEnded:
+        if processes.is_first:
+            raise
+        # the one that ended has told why
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         if processes.is_first:
             more = " without --overwrite" if overwrite else ""

@@ -15,6 +15,7 @@ from hf_exactassist.cli import evaluate_options as options
 from hf_exactassist.evaluation import data, metrics, pages, plan, steps
 from hf_exactassist.evaluation import report as report_module
 from hf_exactassist.evaluation.decoding import Decoder
+from hf_exactassist.evaluation.processes import Processes
 from hf_exactassist.options import COUPLINGS, LAYOUTS
 
 
@@ -287,6 +288,24 @@ def test_two_processes_report_what_one_does(exactassist, folders, out, tmp_path)
     one = json.loads(made.stdout)
     assert (one["processes"], two["processes"]) == (1, 2)
     assert one["digest"] == two["digest"] and one["steps"] == two["steps"]
+
+
+class Broken:
+    """Stands for the connection to a process that is gone."""
+
+    device = "cpu"
+
+    def wait_for_everyone(self):
+        raise RuntimeError("gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_is_left_alone_ends_quietly(exactassist, tiny_embedded, out, monkeypatch, rank):
+    monkeypatch.setattr(command, "_processes", lambda device: Processes(rank, 2, Broken()))
+    done = exactassist("evaluate", *SHORT, "--out", out)
+    assert done.code == 1 and "gloo" not in done.err
+    told = "Error: Another process of this evaluation has ended (seen by process 1 of 2): mend what it told"
+    assert told in done.err if rank == 0 else done.err == ""
 
 
 @pytest.mark.slow
