@@ -18,6 +18,19 @@ from .records import Record, from_json, to_json
 MANIFEST = "manifest.json"
 RESULTS = ("report.json", "report.md", "report.html", "rounds.parquet")
 _RECORDS = "records*.jsonl"
+_SHARED = "records-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].jsonl"
+# what decides on parts of a manifest whose name does not say so
+_OPTIONS = {
+    "prompts.sha256": "the prompts: --dataset, --limit, ...",
+    "prompts.chat": "--chat",
+    "plan.arms": "--assistant, --num-assistant-tokens, ...",
+    "plan.modes": "--mode",
+    "plan.max_new_tokens": "--max-new-tokens",
+    "plan.batch_size": "--batch-size",
+    "plan.repeats": "--repeats",
+    "plan.seed": "--seed",
+    "threads": "--threads",
+}
 # says that a folder is ours
 _KIND = "exactassist evaluation"
 
@@ -106,6 +119,10 @@ class Folder:
                         "start over with --overwrite (`overwrite=True`)."
                     ) from error
         return found
+
+    def processes(self) -> int:
+        """By how many processes its records were made; the most where it was gone on with by others."""
+        return max((int(file.stem.rpartition("-of-")[2]) for file in self.path.glob(_SHARED)), default=1)
 
     def append(self, record: Record, process: int = 0, processes: int = 1) -> None:
         """Adds a record, which stays from here on.
@@ -197,6 +214,7 @@ class Folder:
     def _require_same(self, there: dict[str, Any], wanted: dict[str, Any]) -> None:
         parts = _differences(_that_matters(there), _that_matters(wanted))
         if parts:
+            parts = [f"{part} ({_OPTIONS[part]})" if part in _OPTIONS else part for part in parts]
             raise OtherEvaluation(
                 f"{self.path} holds another evaluation, with other {', '.join(parts[:6])}: give another folder "
                 "(--out), or start over with --overwrite (`overwrite=True`), which deletes it."

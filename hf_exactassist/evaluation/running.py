@@ -166,7 +166,7 @@ class _Run:
         report = make_report(
             {
                 **manifest,
-                "processes": self.processes.count,
+                "processes": max(self.processes.count, self.folder.processes()),
                 "complete": complete,
                 "steps": {"done": len(records), "all": len(planned)},
                 "refused": self.steps.refused,

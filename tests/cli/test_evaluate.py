@@ -181,7 +181,7 @@ def test_an_interrupted_report_is_not_claimed(exactassist, tiny_embedded, out, m
 def test_another_evaluation_in_the_folder(exactassist, tiny_embedded, out):
     evaluated(exactassist, out, *SHORT, "--mode", "greedy")
     done = exactassist("evaluate", *SHORT, "--mode", "greedy", "--out", out, "--seed", 4)
-    assert done.code == 1 and "with other plan.seed: give another folder (--out)" in done.err
+    assert done.code == 1 and "with other plan.seed (--seed): give another folder (--out)" in done.err
     assert evaluated(exactassist, out, *SHORT, "--mode", "greedy", "--seed", 4, "--overwrite")["complete"]
 
 

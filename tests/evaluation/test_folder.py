@@ -68,8 +68,8 @@ def test_the_header_and_where_prompts_lie_may_differ(started):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"plan": {"seed": 1}}, "other plan.seed:"),
-        ({"prompts": {"sha256": "b"}}, "other prompts.sha256:"),
+        ({"plan": {"seed": 1}}, r"other plan.seed \(--seed\):"),
+        ({"prompts": {"sha256": "b"}}, r"other prompts.sha256 \(the prompts: --dataset, --limit, ...\):"),
         ({"models": {"target": {"weights": "c"}}}, "other models:"),
     ],
 )
@@ -137,6 +137,7 @@ def test_records_of_any_number_of_processes_are_read(started):
     folder.append(record(2), process=1, processes=2)
     folder.close()
     assert (started / "records-00002-of-00002.jsonl").exists()
+    assert Folder(started).processes() == 2 and Folder(started / "none").processes() == 1
     assert sorted(one.prompts[0] for one in opened(started)) == [0, 1, 2]
 
 
