@@ -54,6 +54,10 @@ class DamagedRecords(UnusableFolder):
     """Its records cannot be read."""
 
 
+class ProcessEnded(ExactAssistError):
+    """Another of the processes that share an evaluation has ended."""
+
+
 class NotReproducible(ExactAssistError):
     """The same call gave another text the second time."""
 

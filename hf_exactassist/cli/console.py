@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -31,6 +33,12 @@ class UsageError(CommandError):
     """The command line itself makes no sense. Exit code 2."""
 
     exit_code = 2
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as a queue sends it before it kills. Exit code 143, as shells have it."""
+
+    exit_code = 143
 
 
 def one_line(error: BaseException) -> str:
@@ -63,9 +71,9 @@ def reports_errors(function: Function) -> Function:
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             say("Interrupted.", "red")
-            raise typer.Exit(130) from None
+            raise typer.Exit(getattr(error, "exit_code", 130)) from None
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except Exception as error:
@@ -79,6 +87,24 @@ def reports_errors(function: Function) -> Function:
             raise typer.Exit(getattr(error, "exit_code", 1)) from None
 
     return run  # type: ignore[return-value]
+
+
+@contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """Lets SIGTERM raise [`Terminated`], so that it ends work as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        # signals are dealt with by the main thread alone
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

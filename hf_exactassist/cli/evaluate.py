@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import ProcessEnded
 from . import loading
-from .console import CommandError, quiet_datasets, quiet_libraries, reports_errors, say, to_stderr
+from .console import (
+    CommandError,
+    quiet_datasets,
+    quiet_libraries,
+    reports_errors,
+    say,
+    terminated_like_interrupted,
+)
 from .evaluate_options import KINDS, MODES, Data, Decoding, Drafters, Sampling, require_packages
+from .evaluate_progress import progress
 from .evaluate_tables import show
 from .threads import threads as torch_threads
 
@@ -129,7 +137,7 @@ def evaluate(
 ) -> None:
     """Decode prompts plainly and with assistance; report what that brings, and whether texts or their law change.
 
-    Ctrl-C keeps what is done, and the same command goes on. Several processes share the work under
+    Ctrl-C and SIGTERM keep what is done, and the same command goes on. Several processes share the work under
     `accelerate launch -m hf_exactassist evaluate ...`.
     """
     drafters = Drafters(target, tuple(dict.fromkeys(assistant or [])), prompt_lookup)
@@ -153,7 +161,7 @@ def evaluate(
     processes = _processes(device)
     with quiet_libraries(debug), quiet_datasets(), torch_threads(threads):
         from ..evaluation.folder import Folder
-        from ..evaluation.metrics import load_metric
+        from ..evaluation.metrics import load_metric, not_compared
 
         Folder(out).require_ours()
         for name in metric or []:
@@ -172,9 +180,11 @@ def evaluate(
         return
     if as_json:
         typer.echo(json.dumps(report))
-        return
-    show(report)
-    say(f"Written: {', '.join(str(out / name) for name in ('report.html', 'report.md', 'report.json'))}")
+    else:
+        show(report)
+        say(f"Written: {', '.join(str(out / name) for name in ('report.html', 'report.md', 'report.json'))}")
+    for sentence in not_compared(report):
+        say(sentence, "yellow")
 
 
 def _processes(device: str | None) -> Processes:
@@ -205,8 +215,11 @@ def _evaluated(
 ) -> dict[str, Any] | None:
     from ..evaluation.running import evaluate as run
 
+    # the others have nothing to write at the end, and a wait for the first is left by the signal alone
+    ends = terminated_like_interrupted() if processes.is_first else nullcontext()
+    report, before = out / "report.json", _written(out / "report.json")
     try:
-        with _progress(processes.is_first) as told:
+        with ends, progress(processes.is_first) as told:
             return run(
                 models,
                 prompts,
@@ -217,37 +230,19 @@ def _evaluated(
                 progress=told,
                 processes=processes,
             )
+    except ProcessEnded:
+        if processes.is_first:
+            raise
+        # the one that ended has told why
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         if processes.is_first:
             more = " without --overwrite" if overwrite else ""
-            say(f"What is done is kept in {out}, with a report of it; the same command{more} goes on.", "yellow")
+            # none if this has interrupted the report itself
+            reported = ", with a report of it" if _written(report) != before else ""
+            say(f"What is done is kept in {out}{reported}; the same command{more} goes on.", "yellow")
         raise
 
 
-@contextmanager
-def _progress(show: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar with the time to come and the present step on stderr, if that is a terminal."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = to_stderr()
-    if not (show and console.is_terminal):
-        yield lambda done, steps, label: None
-        return
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda done, steps, label: progress.update(task, completed=done, total=steps or None, description=label)
+def _written(file: Path) -> int | None:
+    return file.stat().st_mtime_ns if file.exists() else None

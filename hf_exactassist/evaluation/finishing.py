@@ -20,16 +20,16 @@ def write_results(folder: Folder, report: dict[str, Any], rounds: Sequence[dict[
 
     Raises:
         ValueError: a number of the report is not finite.
+        UnusableFolder: a file cannot be written.
     """
     folder.write("report.json", json.dumps(report, indent=1, allow_nan=False) + "\n")
     folder.write("report.md", pages.markdown(report))
     folder.write("report.html", pages.html(report))
-    table = folder.path / "rounds.parquet"
     if not rounds:
-        table.unlink(missing_ok=True)
+        folder.remove("rounds.parquet")
         return
     from datasets import Dataset
 
-    aside = folder.path / ".rounds.parquet.new"
-    Dataset.from_list(list(rounds)).to_parquet(str(aside))
-    aside.replace(table)
+    table = Dataset.from_list(list(rounds))
+    with folder.replacing("rounds.parquet") as new:
+        table.to_parquet(str(new))

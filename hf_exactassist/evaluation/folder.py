@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,19 @@ from .records import Record, from_json, to_json
 MANIFEST = "manifest.json"
 RESULTS = ("report.json", "report.md", "report.html", "rounds.parquet")
 _RECORDS = "records*.jsonl"
+_SHARED = "records-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].jsonl"
+# what decides on parts of a manifest whose name does not say so
+_OPTIONS = {
+    "prompts.sha256": "the prompts: --dataset, --limit, ...",
+    "prompts.chat": "--chat",
+    "plan.arms": "--assistant, --num-assistant-tokens, ...",
+    "plan.modes": "--mode",
+    "plan.max_new_tokens": "--max-new-tokens",
+    "plan.batch_size": "--batch-size",
+    "plan.repeats": "--repeats",
+    "plan.seed": "--seed",
+    "threads": "--threads",
+}
 # says that a folder is ours
 _KIND = "exactassist evaluation"
 
@@ -52,8 +67,10 @@ class Folder:
         manifest = json.loads(json.dumps({"kind": _KIND, **manifest}))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            there = self._manifest()
+            # nothing is written into what is not ours, not even a lock
+            self._manifest()
             self._lock.take()
+            there = self._manifest()
             if there is not None and overwrite:
                 self._clear()
                 there = None
@@ -93,15 +110,19 @@ class Folder:
         """
         found = []
         for file in self._files():
-            for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+            for number, line in enumerate(file.read_bytes().splitlines(), start=1):
                 try:
-                    found.append(from_json(json.loads(line)))
+                    found.append(from_json(json.loads(line.decode("utf-8"))))
                 except ValueError as error:
                     raise DamagedRecords(
                         f"{file}, line {number}, is no record: take the line out, and its step is done again; or "
                         "start over with --overwrite (`overwrite=True`)."
                     ) from error
         return found
+
+    def processes(self) -> int:
+        """By how many processes its records were made; the most where it was gone on with by others."""
+        return max((int(file.stem.rpartition("-of-")[2]) for file in self.path.glob(_SHARED)), default=1)
 
     def append(self, record: Record, process: int = 0, processes: int = 1) -> None:
         """Adds a record, which stays from here on.
@@ -110,26 +131,68 @@ class Folder:
             record (`Record`): of a finished step.
             process (`int`): who has done it, from 0; always the same.
             processes (`int`): of so many.
+
+        Raises:
+            UnusableFolder: it cannot be written.
         """
-        if self._file is None:
-            part = "" if processes == 1 else f"-{process + 1:05d}-of-{processes:05d}"
-            self._file = (self.path / f"records{part}.jsonl").open("a", encoding="utf-8")
-        # one write, so that an interruption leaves no half of a line behind
-        self._file.write(json.dumps(to_json(record)) + "\n")
-        self._file.flush()
+        part = "" if processes == 1 else f"-{process + 1:05d}-of-{processes:05d}"
+        name = f"records{part}.jsonl"
+        with self._writing(name):
+            if self._file is None:
+                self._file = (self.path / name).open("a", encoding="utf-8")
+            # one write, so that an interruption leaves no half of a line behind
+            self._file.write(json.dumps(to_json(record)) + "\n")
+            self._file.flush()
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file whole: whoever reads it meanwhile finds the one before."""
-        aside = self.path / f".{name}.new"
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(self.path / name)
+        """Writes a file; see [`Folder.replacing`]."""
+        with self.replacing(name) as new:
+            new.write_text(text, encoding="utf-8")
+
+    @contextmanager
+    def replacing(self, name: str) -> Iterator[Path]:
+        """A file to write that then takes the place of another: whoever reads that meanwhile finds it whole.
+
+        Raises:
+            UnusableFolder: it cannot be written.
+        """
+        new = self.path / f".{name}.new"
+        with self._writing(name):
+            try:
+                yield new
+                new.replace(self.path / name)
+            finally:
+                new.unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        """Deletes a file, if it is there.
+
+        Raises:
+            UnusableFolder: it cannot be deleted.
+        """
+        with self._writing(name):
+            (self.path / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Lets the folder go."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        self._lock.release()
+        file, self._file = self._file, None
+        try:
+            # only a record that could not be written, as has been told, is still to be written
+            if file is not None:
+                with suppress(OSError):
+                    file.close()
+        finally:
+            self._lock.release()
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UnusableFolder(
+                f"Cannot write {name} in {self.path}: {error.strerror or error}. Finished steps are kept: make "
+                "room, or make the folder and that file writable, and the same command goes on."
+            ) from error
 
     def _files(self) -> list[Path]:
         return sorted(self.path.glob(_RECORDS))
@@ -151,6 +214,7 @@ class Folder:
     def _require_same(self, there: dict[str, Any], wanted: dict[str, Any]) -> None:
         parts = _differences(_that_matters(there), _that_matters(wanted))
         if parts:
+            parts = [f"{part} ({_OPTIONS[part]})" if part in _OPTIONS else part for part in parts]
             raise OtherEvaluation(
                 f"{self.path} holds another evaluation, with other {', '.join(parts[:6])}: give another folder "
                 "(--out), or start over with --overwrite (`overwrite=True`), which deletes it."

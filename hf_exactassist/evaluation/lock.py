@@ -1,20 +1,28 @@
-"""A file that says which process a folder belongs to."""
+"""A file that one process at a time holds, by a lock of the operating system."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
+import sys
+from contextlib import suppress
+from io import BufferedRandom
 from pathlib import Path
 
 from ..errors import FolderInUse
 
 
 LOCK = ".lock"
+_IN_USE = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 
 
 class Lock:
-    """Taken by one process at a time. That of a process that is gone is taken over.
+    """Taken by one process at a time, and free as soon as that has ended, however it ended.
+
+    The file stays, since one that is deleted may still be locked by who opened it before. What it says serves
+    messages, and is all there is where the file system has no locks.
 
     Args:
         path (`Path`): the file.
@@ -22,72 +30,70 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._held = False
+        self._file: BufferedRandom | None = None
 
     def take(self) -> None:
         """Takes it.
 
         Raises:
-            FolderInUse: another process has it, or has had it on another machine, where nobody can look from here.
+            FolderInUse: another process has it, or this one has it already.
+            OSError: the file cannot be written.
         """
-        holder = self._holder()
-        if holder is not None and not _is_gone(*holder):
-            raise self._refusal(holder)
-        if holder is not None:
-            self._put_aside(holder)
+        file = self.path.open("a+b")
         try:
-            with self.path.open("x", encoding="utf-8") as file:
-                json.dump({"host": socket.gethostname(), "pid": os.getpid()}, file)
-        except FileExistsError:
-            raise self._refusal(self._holder()) from None
-        self._held = True
+            self._require_free(file)
+            file.truncate(0)
+            file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode())
+            file.flush()
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
 
     def release(self) -> None:
         """Lets it go, if it is held."""
-        if self._held:
-            self.path.unlink(missing_ok=True)
-            self._held = False
+        file, self._file = self._file, None
+        if file is not None:
+            # free once it is closed, even if what it says cannot be taken back
+            with suppress(OSError), file:
+                file.truncate(0)
 
-    def _put_aside(self, gone: tuple[str, int]) -> None:
-        """Removes the file of a process that is gone, and not the one that somebody else has put there since."""
-        aside = self.path.with_name(f"{LOCK}.{os.getpid()}")
+    def _require_free(self, file: BufferedRandom) -> None:
         try:
-            self.path.rename(aside)
-        except FileNotFoundError:
-            return
-        found = Lock(aside)._holder()
-        if found != gone:
-            aside.rename(self.path)
-            raise self._refusal(found)
-        aside.unlink()
-
-    def _holder(self) -> tuple[str, int] | None:
-        """Host and process; a file that a crash has left empty belongs to nobody that is known."""
-        try:
-            held = json.loads(self.path.read_text(encoding="utf-8"))
-            return str(held["host"]), int(held["pid"])
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError):
-            return "", 0
-
-    def _refusal(self, holder: tuple[str, int] | None) -> FolderInUse:
-        host, pid = holder or ("", 0)
-        who = f"process {pid} on {host}" if pid else "another process"
-        return FolderInUse(
-            f"{self.path.parent} is in use by {who}: wait for it, or give another folder (--out); if it has ended, "
-            f"delete {self.path}."
-        )
+            _lock(file)
+        except OSError as error:
+            file.seek(0)
+            held = file.read()
+            if error.errno in _IN_USE:
+                raise FolderInUse(
+                    f"{self.path.parent} is in use by {_holder(held)}: wait for it, or give another folder (--out)."
+                ) from None
+            if held:
+                raise FolderInUse(
+                    f"{self.path.parent} is in use by {_holder(held)}, as far as can be told on a file system without "
+                    f"locks: wait for it, or give another folder (--out); if it has ended, delete {self.path}."
+                ) from None
 
 
-def _is_gone(host: str, pid: int) -> bool:
-    # elsewhere than on POSIX systems the signal 0 is a real one
-    if host != socket.gethostname() or pid <= 0 or os.name != "posix":
-        return False
+if sys.platform == "win32":
+    import msvcrt
+
+    # others cannot read a locked byte, so it is one behind all that is written
+    _BEHIND = 1 << 20
+
+    def _lock(file: BufferedRandom) -> None:
+        file.seek(_BEHIND)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _lock(file: BufferedRandom) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _holder(held: bytes) -> str:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        pass
-    return False
+        named = json.loads(held)
+        return f"process {named['pid']} on {named['host']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

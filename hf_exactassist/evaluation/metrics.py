@@ -18,6 +18,10 @@ from .records import Call
 from .speed import paired
 
 
+_NOT_COMPARED = " was not compared: "
+_LONGEST_SHOWN = 40
+
+
 @dataclass(frozen=True)
 class Metric:
     """A number for one text and what it should have been.
@@ -39,15 +43,9 @@ class Metric:
         try:
             value = self.measure(text, reference)
         except Exception as error:
-            raise UnusableData(
-                f"The metric {self.name} cannot be computed for the reference {reference[:40]!r} "
-                f"({_reason(error)}): correct the reference, take the prompt out, or leave the metric out."
-            ) from error
+            raise UnusableData(f"The metric {self.name} cannot be computed ({_reason(error)}).") from error
         if not math.isfinite(value):
-            raise UnusableData(
-                f"The metric {self.name} is {value} for the reference {reference[:40]!r}: take the prompt out, or "
-                "leave the metric out."
-            )
+            raise UnusableData(f"The metric {self.name} is {value}.")
         return value
 
 
@@ -110,21 +108,26 @@ def metric_told(
 
     Returns:
         `dict[str, Any]` of `name`, `plain`, `assisted`, the difference's `mean`, `low`, `high` and `level`, `prompts`
-        and `sentence`; a sentence alone where fewer than five prompts can be compared.
-
-    Raises:
-        UnusableData: the metric gives no number for some text.
+        and `sentence`; a sentence alone where fewer than five prompts can be compared, or some text has no number.
+        That is found out when all is decoded, which must not be in vain.
     """
     sides: tuple[dict[int, list[float]], dict[int, list[float]]] = {}, {}
     for pair in paired(assisted, plain):
-        for found, call in zip(sides, pair, strict=True):
-            for prompt, text in zip(call.prompts, call.texts, strict=True):
-                reference = prompts.prompts[prompt].reference
-                if reference is not None:
-                    found.setdefault(prompt, []).append(metric(decode(text), reference))
+        for side, found, call in zip(("assisted", "plain"), sides, pair, strict=True):
+            for place, tokens in zip(call.prompts, call.texts, strict=True):
+                prompt, text = prompts.prompts[place], decode(tokens)
+                if prompt.reference is None:
+                    continue
+                try:
+                    found.setdefault(place, []).append(metric(text, prompt.reference))
+                except UnusableData as error:
+                    return (
+                        f"{metric.name}{_NOT_COMPARED}row {prompt.index} (counted from 0) has the {side} text "
+                        f"{_begun(text)} and the reference {_begun(prompt.reference)}. {error} The same command "
+                        "with a metric that has a number for every text decodes nothing again."
+                    )
     if len(sides[0]) < FEWEST:
-        few = f"{FEWEST} prompts with a reference are needed, got {len(sides[0])}"
-        return f"{metric.name} was not compared: {few}."
+        return f"{metric.name}{_NOT_COMPARED}{FEWEST} prompts with a reference are needed, got {len(sides[0])}."
     ours, theirs = ([sum(values) / len(values) for values in found.values()] for found in sides)
     difference = mean_difference(ours, theirs)
     told = asdict(difference)
@@ -136,6 +139,17 @@ def metric_told(
         **told,
         "sentence": conclude_metric(metric.name, difference),
     }
+
+
+def not_compared(report: Mapping[str, Any]) -> list[str]:
+    """What a report says of metrics that were not compared, each sentence once."""
+    ways = [way for mode in report["modes"] for way in mode["arms"]]
+    sentences = [one for way in ways if way["quality"] is not None for one in way["quality"]["not_tested"]]
+    return list(dict.fromkeys(one for one in sentences if _NOT_COMPARED in one))
+
+
+def _begun(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "...")
 
 
 def _parted(name: str) -> tuple[str, str | None]:

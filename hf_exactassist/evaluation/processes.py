@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from ..errors import ProcessEnded
+
 
 # the first to be done waits for the last, and units may take hours
 _LONGEST_WAIT = timedelta(days=30)
@@ -42,9 +44,21 @@ class Processes:
         return None if self.state is None else str(self.state.device)
 
     def wait(self) -> None:
-        """Waits until all have come here."""
-        if self.state is not None:
+        """Waits until all have come here.
+
+        Raises:
+            ProcessEnded: one of them has ended before.
+        """
+        if self.state is None:
+            return
+        try:
             self.state.wait_for_everyone()
+        except RuntimeError as error:
+            # torch tells of a connection that broke, and not why
+            raise ProcessEnded(
+                f"Another process of this evaluation has ended (seen by process {self.rank + 1} of {self.count}): "
+                "mend what it told, and the same command goes on."
+            ) from error
 
 
 def started_processes(on_cpu: bool) -> Processes:

@@ -53,7 +53,7 @@ def make_report(
 
     Raises:
         InvalidArgument: a metric cannot be computed prompt by prompt.
-        UnusableData: a metric is not there, or gives no number for some text.
+        UnusableData: a metric is not there.
     """
     material = Material(
         in_order(records),

@@ -64,6 +64,7 @@ def evaluate(
     Raises:
         UnusableFolder: the folder holds something else, or is in use.
         ExactAssistError: no way of decoding but the plain one can be carried out, or calls are not reproducible.
+        ProcessEnded: another of the processes has ended.
         KeyboardInterrupt: as it came; a report of what there is has been written.
     """
     run = _Run(models, prompts, plan, Folder(folder), decoder or Decoder(models), timed, progress, processes)
@@ -165,7 +166,7 @@ class _Run:
         report = make_report(
             {
                 **manifest,
-                "processes": self.processes.count,
+                "processes": max(self.processes.count, self.folder.processes()),
                 "complete": complete,
                 "steps": {"done": len(records), "all": len(planned)},
                 "refused": self.steps.refused,

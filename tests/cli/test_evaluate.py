@@ -12,8 +12,10 @@ import pytest
 
 from hf_exactassist.cli import evaluate as command
 from hf_exactassist.cli import evaluate_options as options
-from hf_exactassist.evaluation import data, pages, plan, steps
+from hf_exactassist.evaluation import data, metrics, pages, plan, steps
+from hf_exactassist.evaluation import report as report_module
 from hf_exactassist.evaluation.decoding import Decoder
+from hf_exactassist.evaluation.processes import Processes
 from hf_exactassist.options import COUPLINGS, LAYOUTS
 
 
@@ -47,7 +49,9 @@ def test_the_embedded_pair(exactassist, tiny_embedded, out):
     assert done.code == 0, done.err
     for part in ("Greedy", "Sampled", "embedded, K=2", "embedded, default", "2/2 identical", "no difference in"):
         assert part in done.out
-    assert "report.html" in done.err and done.err.count("\n") == 1
+    begun, *_, written = done.err.splitlines()
+    # for the log of a batch job
+    assert begun == "warming up, greedy" and "report.html" in written
     report = json.loads((out / "report.json").read_text())
     assert report["complete"] and report["settings"]["modes"] == ["greedy", "sampled"]
     assert report["header"]["target"]["name"] == "embedded"
@@ -105,6 +109,22 @@ def test_a_data_set_with_kinds_references_and_the_chat_template(exactassist, fol
     assert limited["prompts"]["rows"] == [0]
 
 
+def test_a_metric_that_fails_is_told_with_the_report(exactassist, folders, out, tmp_path, monkeypatch):
+    """By then hours may have gone into decoding."""
+    failing = metrics.Metric("made", lambda text, reference: 1 / 0)
+    for module in (metrics, report_module):
+        monkeypatch.setattr(module, "load_metric", lambda name: failing)
+    file = tmp_path / "asked.jsonl"
+    file.write_text('{"prompt": "the king", "good": "is dead"}\n' * 2)
+    arguments = ["--dataset", file, "--reference-column", "good", "--metric", "made", "-n", 4, "-k", 1, "--no-default"]
+    done = exactassist("evaluate", *folders.arguments, *arguments, "--out", out)
+    assert (
+        done.code == 0 and done.err.count("made was not compared: row 0 (counted from 0) has the assisted text") == 2
+    )
+    assert "division by zero" in done.err and (out / "report.html").exists()
+    assert "made was not compared" in (out / "report.md").read_text()
+
+
 def test_several_assistants_have_names_of_their_own(exactassist, folders, foreign, out):
     arguments = ["-t", folders.target, "-a", folders.assistant, "-a", foreign, *SHORT, "--mode", "greedy"]
     report = evaluated(exactassist, out, *arguments, "--no-default")
@@ -127,28 +147,41 @@ def test_what_is_refused_is_told_and_the_rest_goes_on(exactassist, folders, lowe
     assert alone.code == 1 and "No way of decoding can be evaluated: The assistant's tokenizer" in alone.err
 
 
-def test_ctrl_c_keeps_what_is_done(exactassist, tiny_embedded, out, monkeypatch):
+@pytest.mark.parametrize(("ends", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_keep_what_is_done(exactassist, tiny_embedded, out, monkeypatch, ends, code):
     left, original = [11], Decoder.__call__
 
     def interrupted(*arguments):
         left[0] -= 1
         if left[0] == 0:
-            raise KeyboardInterrupt
+            signal.raise_signal(ends)
         return original(*arguments)
 
     monkeypatch.setattr(Decoder, "__call__", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
     done = exactassist("evaluate", *SHORT, "--out", out)
-    assert done.code == 130
-    assert "the same command goes on" in done.err and done.err.endswith("Interrupted.\n") and done.out == ""
+    assert done.code == code and signal.getsignal(signal.SIGTERM) == before
+    assert "with a report of it; the same command goes on" in done.err
+    assert done.err.endswith("Interrupted.\n") and done.out == ""
     report = json.loads((out / "report.json").read_text())
     assert not report["complete"] and report["steps"]["done"] == 4
     assert evaluated(exactassist, out, *SHORT)["complete"]
 
 
+def test_an_interrupted_report_is_not_claimed(exactassist, tiny_embedded, out, monkeypatch):
+    def interrupted(*arguments, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(steps.Steps, "do", interrupted)
+    monkeypatch.setattr("hf_exactassist.evaluation.running.write_results", interrupted)
+    done = exactassist("evaluate", *SHORT, "--out", out)
+    assert done.code == 130 and f"What is done is kept in {out}; the same command goes on." in done.err
+
+
 def test_another_evaluation_in_the_folder(exactassist, tiny_embedded, out):
     evaluated(exactassist, out, *SHORT, "--mode", "greedy")
     done = exactassist("evaluate", *SHORT, "--mode", "greedy", "--out", out, "--seed", 4)
-    assert done.code == 1 and "with other plan.seed: give another folder (--out)" in done.err
+    assert done.code == 1 and "with other plan.seed (--seed): give another folder (--out)" in done.err
     assert evaluated(exactassist, out, *SHORT, "--mode", "greedy", "--seed", 4, "--overwrite")["complete"]
 
 
@@ -255,6 +288,24 @@ def test_two_processes_report_what_one_does(exactassist, folders, out, tmp_path)
     one = json.loads(made.stdout)
     assert (one["processes"], two["processes"]) == (1, 2)
     assert one["digest"] == two["digest"] and one["steps"] == two["steps"]
+
+
+class Broken:
+    """Stands for the connection to a process that is gone."""
+
+    device = "cpu"
+
+    def wait_for_everyone(self):
+        raise RuntimeError("gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_is_left_alone_ends_quietly(exactassist, tiny_embedded, out, monkeypatch, rank):
+    monkeypatch.setattr(command, "_processes", lambda device: Processes(rank, 2, Broken()))
+    done = exactassist("evaluate", *SHORT, "--out", out)
+    assert done.code == 1 and "gloo" not in done.err
+    told = "Error: Another process of this evaluation has ended (seen by process 1 of 2): mend what it told"
+    assert told in done.err if rank == 0 else done.err == ""
 
 
 @pytest.mark.slow

@@ -1,16 +1,22 @@
 """The run folder: whose it is, what goes on, and what a crash leaves behind."""
 
-import json
+import errno
 import os
+import signal
+import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
 from hf_exactassist.errors import DamagedRecords, FolderInUse, ForeignFolder, OtherEvaluation, UnusableFolder
+from hf_exactassist.evaluation import pages
+from hf_exactassist.evaluation.finishing import write_results
 from hf_exactassist.evaluation.folder import Folder
 from hf_exactassist.evaluation.plan import CALL, COMPARE, Step, Unit
 from hf_exactassist.evaluation.records import Call, Comparison
+from tests.evaluation.made_reports import made_report
 
 
 def manifest(**changes):
@@ -62,8 +68,8 @@ def test_the_header_and_where_prompts_lie_may_differ(started):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"plan": {"seed": 1}}, "other plan.seed:"),
-        ({"prompts": {"sha256": "b"}}, "other prompts.sha256:"),
+        ({"plan": {"seed": 1}}, r"other plan.seed \(--seed\):"),
+        ({"prompts": {"sha256": "b"}}, r"other prompts.sha256 \(the prompts: --dataset, --limit, ...\):"),
         ({"models": {"target": {"weights": "c"}}}, "other models:"),
     ],
 )
@@ -116,10 +122,12 @@ def test_a_torn_line_is_cut_off(started):
     assert file.read_bytes() == whole
 
 
-def test_a_damaged_line_is_told(started):
+@pytest.mark.parametrize("line", [b'{"half": ', b"\xff\xfe\x00", b"", b'{"kind": "call\xe2\x80\xa8"}', b"\x85"])
+def test_a_damaged_line_is_told(started, line):
     file = started / "records.jsonl"
-    file.write_text('{"half": \n' + file.read_text())
-    with pytest.raises(DamagedRecords, match="records.jsonl, line 1, is no record"):
+    first, second = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(first + line + b"\n" + second)
+    with pytest.raises(DamagedRecords, match="records.jsonl, line 2, is no record"):
         opened(started)
 
 
@@ -129,7 +137,49 @@ def test_records_of_any_number_of_processes_are_read(started):
     folder.append(record(2), process=1, processes=2)
     folder.close()
     assert (started / "records-00002-of-00002.jsonl").exists()
+    assert Folder(started).processes() == 2 and Folder(started / "none").processes() == 1
     assert sorted(one.prompts[0] for one in opened(started)) == [0, 1, 2]
+
+
+@contextmanager
+def room(size):
+    """Lets no file grow beyond a size, as a full disk would; Python ignores the signal that comes with it."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_record_for_which_there_is_no_room_is_told_and_the_folder_let_go(started):
+    folder = Folder(started)
+    folder.open(manifest())
+    with room((started / "records.jsonl").stat().st_size + 5):
+        with pytest.raises(UnusableFolder, match="Cannot write records.jsonl in .*steps are kept: make room"):
+            folder.append(record(2))
+        # as long as there is none
+        folder.close()
+    assert opened(started) == [record(0), record(1)]
+
+
+def test_a_result_that_cannot_be_written_is_told_and_leaves_nothing(started, monkeypatch):
+    monkeypatch.setattr(pages, "html", lambda report: "<!doctype html>")
+    folder = Folder(started)
+    folder.write("report.json", "before")
+    with room(10), pytest.raises(UnusableFolder, match="Cannot write report.json in .*File too large"):
+        folder.write("report.json", "a" * 11)
+    assert (started / "report.json").read_text() == "before"
+    for name in ("report.md", "rounds.parquet"):
+        (started / name).mkdir()
+    with pytest.raises(UnusableFolder, match="Cannot write report.md"):
+        write_results(folder, made_report(), [])
+    (started / "report.md").rmdir()
+    for rows in ([], [{"round": 0}]):
+        with pytest.raises(UnusableFolder, match="Cannot write rounds.parquet"):
+            write_results(folder, made_report(), rows)
+    assert not list(started.glob(".*.new"))
 
 
 def test_two_at_a_time_are_refused(started):
@@ -146,26 +196,34 @@ def test_two_at_a_time_are_refused(started):
     second.close()
 
 
-def test_what_a_dead_process_held_is_taken_over(started):
-    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    folder = Folder(started)
-    folder.open(manifest())
-    lock = started / ".lock"
-    held = json.loads(lock.read_text())
-    lock.write_text(json.dumps({**held, "pid": int(child.stdout)}))
-    assert len(opened(started)) == 2 and not lock.exists()
-    # on another machine nobody can look
-    lock.write_text(json.dumps({"host": "another", "pid": int(child.stdout)}))
-    with pytest.raises(FolderInUse, match="on another.*delete .*lock"):
-        opened(started)
+def test_what_a_killed_process_held_is_free(started):
+    code = f"""
+import os, signal
+from pathlib import Path
+from hf_exactassist.evaluation.lock import Lock
+Lock(Path({str(started / ".lock")!r})).take()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert (started / ".lock").read_text()
+    assert len(opened(started)) == 2
 
 
-def test_a_folder_with_nothing_but_a_lock_of_the_dead_is_new(tmp_path):
-    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    folder = Folder(tmp_path)
-    folder.open(manifest())
-    held = json.loads((tmp_path / ".lock").read_text())
-    folder.close()
-    (tmp_path / "manifest.json").unlink()
-    (tmp_path / ".lock").write_text(json.dumps({**held, "pid": int(child.stdout)}))
+@pytest.mark.parametrize("held", ["", "{", '{"host": "another", "pid": 1}', '{"host": "HERE", "pid": 1}'])
+def test_a_lock_file_that_nobody_holds_is_free_whatever_it_says(tmp_path, held):
+    """A job that is queued again may find itself on another node, and in a container any process may be 1."""
+    (tmp_path / ".lock").write_text(held.replace("HERE", socket.gethostname()))
     assert opened(tmp_path) == []
+
+
+def test_a_file_system_without_locks_goes_by_what_is_written(started, monkeypatch):
+    def none(file):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("hf_exactassist.evaluation.lock._lock", none)
+    first = Folder(started)
+    first.open(manifest())
+    with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()} on .*without locks.*delete .*lock"):
+        opened(started)
+    first.close()
+    assert len(opened(started)) == 2

@@ -8,7 +8,7 @@ import pytest
 
 from hf_exactassist.errors import InvalidArgument, UnusableData
 from hf_exactassist.evaluation import metrics
-from hf_exactassist.evaluation.metrics import Metric, load_metric, metric_told
+from hf_exactassist.evaluation.metrics import Metric, load_metric, metric_told, not_compared
 from tests.evaluation.made import call, plain, prompt_set
 
 
@@ -107,8 +107,15 @@ def fail(text, reference):
     [(fail, "no digits"), (lambda text, reference: math.nan, "is nan"), (lambda text, reference: math.inf, "is inf")],
 )
 def test_texts_without_a_number(measure, why):
-    with pytest.raises(UnusableData, match=f"metric made .*{why}.*take the prompt out"):
+    with pytest.raises(UnusableData, match=f"metric made .*{why}"):
         Metric("made", measure)("a", "b")
+
+
+def test_a_metric_goes_on_after_a_text_without_a_number(script):
+    metric = load_metric(script("return {'inverse': 1 / len(predictions[0].split())}"))
+    with pytest.raises(UnusableData, match="division by zero"):
+        metric("", "x")
+    assert metric("a b", "x") == 0.5
 
 
 # --- beside plain decoding
@@ -144,3 +151,19 @@ def test_too_few_references():
     prompts = prompt_set("a", "a", references=["", None])
     found = metric_told(WORDS, [call(), call(batch=1)], [plain(), plain(batch=1)], prompts, decode)
     assert found == "Words was not compared: 5 prompts with a reference are needed, got 1."
+
+
+def test_a_text_without_a_number_is_told_with_its_row():
+    """Nothing is wrong with the reference: the text is empty."""
+    prompts = prompt_set("a", "a", references=["x", "y" * 50])
+    inverse = Metric("Inverse", lambda text, reference: 1 / len(text.split()))
+    ours, theirs = [call(), call(batch=1, texts=[[]])], [plain(), plain(batch=1)]
+    found = metric_told(inverse, ours, theirs, prompts, decode)
+    assert found.startswith(
+        "Inverse was not compared: row 11 (counted from 0) has the assisted text '' and the reference 'yyyy"
+    )
+    assert "(division by zero). The same command with a metric that has a number" in found
+    assert "the plain text ''" in metric_told(inverse, theirs, ours, prompts, decode)
+    quality = {"not_tested": ["Lengths were not tested.", found]}
+    report = {"modes": [{"arms": [{"quality": None}, {"quality": quality}, {"quality": quality}]}]}
+    assert not_compared(report) == [found]

@@ -101,7 +101,7 @@ def test_what_is_recorded(models, whole):
     for name in ("report.md", "report.html", "rounds.parquet"):
         assert (folder / name).stat().st_size
     assert sorted(file.name for file in folder.iterdir()) == sorted(
-        ["manifest.json", "records.jsonl", "report.html", "report.json", "report.md", "rounds.parquet"]
+        [".lock", "manifest.json", "records.jsonl", "report.html", "report.json", "report.md", "rounds.parquet"]
     )
 
 
@@ -158,7 +158,7 @@ def test_a_finished_run_decodes_nothing_again(models, whole):
 
 
 def test_other_settings_or_models_are_refused(models, whole):
-    with pytest.raises(OtherEvaluation, match=r"other plan\.max_new_tokens"):
+    with pytest.raises(OtherEvaluation, match=r"other plan\.max_new_tokens \(--max-new-tokens\)"):
         run(models, whole[0], dataclasses.replace(PLAN, max_new_tokens=7))
     with pytest.raises(OtherEvaluation, match=r"other models\.assistants\.small\.weights"):
         run(small_models(noise=0.2, initializer_range=0.1), whole[0])
@@ -308,7 +308,8 @@ def test_processes_share_the_units(whole, tmp_path):
     # one process alone goes on with what two have begun
     (tmp_path / files[1]).unlink()
     alone = run(models[0], tmp_path, greedy)
-    assert alone["digest"] == reports[0]["digest"] and (tmp_path / "records.jsonl").exists()
+    assert alone["digest"] == reports[0]["digest"] and alone["processes"] == 2
+    assert (tmp_path / "records.jsonl").exists()
 
 
 def test_the_folder_is_free_afterwards_and_taken_meanwhile(models, tmp_path):

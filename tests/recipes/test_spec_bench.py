@@ -357,3 +357,16 @@ def test_the_script_runs_from_anywhere(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert "question.jsonl" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("thesis.txt", "mine"), ("settings.json", '{"font": "serif"}'), ("settings.json", "[]"), ("settings.json", "{")],
+)
+def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UnusableData, match="holds something else than answers: give an empty or new folder"):
+        part("results").Results(tmp_path, {"seed": 0})
+    assert [file.name for file in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == content
+    with pytest.raises(UnusableData, match="is no folder"):
+        part("results").Results(tmp_path / name, {"seed": 0})

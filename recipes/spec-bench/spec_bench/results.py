@@ -21,17 +21,21 @@ class Results:
         records (`dict[int | str, dict[str, Any]]`): answers by the number of their question.
 
     Raises:
-        UnusableData: the folder has answers made with other settings, or a line that is no answer.
+        UnusableData: the folder holds something else, answers made with other settings, or a line that is no answer.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self.folder, self.settings = folder, settings
-        folder.mkdir(parents=True, exist_ok=True)
         self._file, self._settings_file = folder / "answers.jsonl", folder / "settings.json"
+        if folder.exists() and not folder.is_dir():
+            raise UnusableData(f"{folder} is no folder: give another name (--out).")
+        folder.mkdir(parents=True, exist_ok=True)
         if self._settings_file.exists():
-            self._compare(json.loads(self._settings_file.read_text(encoding="utf-8")))
+            self._compare(self._before())
         elif self._file.exists():
             raise UnusableData(f"{folder} has answers without their settings: give another folder.")
+        elif any(folder.iterdir()):
+            raise self._foreign()
         else:
             self._settings_file.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
         self.records = self._read() if self._file.exists() else {}
@@ -43,6 +47,18 @@ class Results:
             file.flush()
             os.fsync(file.fileno())
         self.records[record["question_id"]] = record
+
+    def _before(self) -> dict[str, Any]:
+        try:
+            before = json.loads(self._settings_file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise self._foreign() from error
+        if not isinstance(before, dict) or self.settings.keys().isdisjoint(before):
+            raise self._foreign()
+        return before
+
+    def _foreign(self) -> UnusableData:
+        return UnusableData(f"{self.folder} holds something else than answers: give an empty or new folder (--out).")
 
     def _compare(self, before: dict[str, Any]) -> None:
         for name in {**before, **self.settings}:
