@@ -148,7 +148,10 @@ def test_what_is_refused_is_told_and_the_rest_goes_on(exactassist, folders, lowe
 
 
 @pytest.mark.parametrize(("ends", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_and_sigterm_keep_what_is_done(exactassist, tiny_embedded, out, monkeypatch, ends, code):
+def test_ctrl_c_and_sigterm_keep_what_is_done(exactassist, tiny_embedded, out, monkeypatch, request, ends, code):
+    # a shell without job control lets background programs ignore Ctrl-C
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, inherited))
     left, original = [11], Decoder.__call__
 
     def interrupted(*arguments):
