@@ -13,7 +13,7 @@ import typer
 
 from . import loading
 from .bench_tables import show
-from .console import UsageError, quiet_libraries, reports_errors, say, to_stderr
+from .console import UsageError, bar_with_time_left, quiet_libraries, reports_errors, say, to_stderr
 from .prompts import read_prompts
 from .threads import threads as torch_threads
 
@@ -239,27 +239,10 @@ def _write(report: dict[str, Any], json_file: Path | None, plot_file: Path | Non
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[], None]]:
     """A progress bar with the time to come on stderr, if that is a terminal."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
     console = to_stderr()
     if not console.is_terminal:
         yield lambda: None
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as progress:
+    with bar_with_time_left() as progress:
         task = progress.add_task("measuring", total=total)
         yield lambda: progress.advance(task)

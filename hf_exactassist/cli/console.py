@@ -176,3 +176,26 @@ def counting(label: str, total: int, show: bool = True) -> Iterator[Callable[[],
     with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as progress:
         task = progress.add_task(label, total=total)
         yield lambda: progress.advance(task)
+
+
+def bar_with_time_left() -> Any:
+    """A `rich` progress bar on stderr with the time taken and the time to come; it is gone afterwards."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    # what is written to stdout meanwhile must not be drawn on stderr
+    return Progress(*columns, console=to_stderr(), transient=True, redirect_stdout=False, redirect_stderr=False)

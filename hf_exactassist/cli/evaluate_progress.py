@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from .console import say, to_stderr
+from .console import bar_with_time_left, say, to_stderr
 
 
 _SECONDS_BETWEEN_LINES = 60
@@ -53,15 +53,6 @@ def progress(show: bool) -> Iterator[Callable[[int, int, str], None]]:
     Yields:
         a function to call with the steps done, all steps, and what comes next.
     """
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
     console = to_stderr()
     if not show:
         yield lambda done, steps, label: None
@@ -69,14 +60,6 @@ def progress(show: bool) -> Iterator[Callable[[int, int, str], None]]:
     if not console.is_terminal:
         yield Lines()
         return
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
+    with bar_with_time_left() as bar:
         task = bar.add_task("", total=None)
         yield lambda done, steps, label: bar.update(task, completed=done, total=steps or None, description=label)

@@ -12,13 +12,12 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from hf_exactassist.benchmark.clocks import CLOCKS, fitting_clock
 from hf_exactassist.benchmark.environment import environment
 from hf_exactassist.benchmark.pair import Pair
 from hf_exactassist.cli import loading
-from hf_exactassist.cli.console import UsageError, quiet_libraries, reports_errors, say, to_stderr
+from hf_exactassist.cli.console import UsageError, bar_with_time_left, quiet_libraries, reports_errors, say, to_stderr
 from hf_exactassist.cli.threads import threads as torch_threads
 
 from .answering import Decoding, answer, warm_up
@@ -144,14 +143,6 @@ def _progress(total: int, done: int) -> Iterator[Callable[[], None]]:
     if not console.is_terminal:
         yield lambda: None
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
+    with bar_with_time_left() as bar:
         task = bar.add_task("answering", total=total, completed=done)
         yield lambda: bar.advance(task)
